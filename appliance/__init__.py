@@ -1,0 +1,1 @@
+"""Wiring: plant file, processes, journal, Triton servers, command line."""

@@ -1,0 +1,114 @@
+"""From plant file and profiles to what the cores are told: the deadline arithmetic of DESIGN.md.
+
+Everything here is in integer nanoseconds. Errors say by how much something does not fit.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from appliance.plant import LineSection, ModelSection, Plant, ms_to_ns
+from deadline_batcher.plan import Category, Plan
+from deadline_batcher.profile import Profile, ProfileError, load_profile
+from deadline_batcher.window import deeprt_window_ns
+
+GRACE_NS = 20_000_000
+"""How much longer than its worst case a batch may take before its GPU is suspect."""
+WAITING_MAX = 4096
+
+
+class PlanningError(Exception):
+    """The plant cannot run as it is; the text says which line or model, and by how much."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelProfiles:
+    """The two profiles of one model."""
+
+    pool: Profile
+    fallback: Profile
+
+
+def profiles_of(plant: Plant) -> dict[str, ModelProfiles]:
+    """Every model's profiles. Raises PlanningError naming each that is missing or wrong."""
+    found: dict[str, ModelProfiles] = {}
+    troubles = []
+    for model in plant.model:
+        try:
+            found[model.name] = ModelProfiles(
+                _engine_profile(plant, model, "pool"), _engine_profile(plant, model, "fallback")
+            )
+        except ProfileError as error:
+            troubles.append(str(error))
+    if troubles:
+        raise PlanningError("\n".join(troubles))
+    return found
+
+
+def _engine_profile(plant: Plant, model: ModelSection, engine: str) -> Profile:
+    path = plant.path(model.profile if engine == "pool" else model.fallback_profile_file)
+    profile = load_profile(path)
+    if profile.engine != engine or profile.model != model.name:
+        raise ProfileError(
+            f"{path}: is of {profile.model} on the {profile.engine}, "
+            f"not of {model.name} on the {engine}"
+        )
+    if engine == "pool" and profile.batch_max < model.batch_max:
+        raise ProfileError(
+            f"{path}: has batch sizes up to {profile.batch_max}, "
+            f"the plant file's batch_max is {model.batch_max}; measure again: takt profile"
+        )
+    return profile
+
+
+def due_budget_ns(plant: Plant, line: LineSection) -> int:
+    """From capture to the instant the verdict must have left."""
+    return ms_to_ns(line.deadline_ms - line.actuation_ms - plant.margins.output_ms)
+
+
+def pool_budget_ns(plant: Plant, line: LineSection, wcet_fallback_ns: int) -> int:
+    """From capture to the latest instant at which a pool answer still spares the fallback."""
+    margins = plant.margins
+    reserve_ns = ms_to_ns(margins.timer_ms + margins.start_ms) + wcet_fallback_ns
+    return due_budget_ns(plant, line) - reserve_ns
+
+
+def make_plan(plant: Plant, profiles: dict[str, ModelProfiles]) -> Plan:
+    """The scheduler's plan. Raises PlanningError for a line that the pool can never serve."""
+    result_ns = ms_to_ns(plant.margins.result_ms)
+    categories = []
+    short: dict[str, list[str]] = {}
+    for model in plant.model:
+        wcet_ns = tuple(
+            profiles[model.name].pool.wcet_ns[size] for size in range(1, model.batch_max + 1)
+        )
+        relative_ns = []
+        for line in plant.line:
+            if line.model != model.name:
+                continue
+            wcet_fallback_ns = profiles[model.name].fallback.wcet_ns[1]
+            left_ns = pool_budget_ns(plant, line, wcet_fallback_ns)
+            left_ns -= ms_to_ns(line.transport_max_ms)
+            short_ns = wcet_ns[0] + result_ns - left_ns
+            if short_ns > 0 and line.takeover == "guaranteed":
+                text = (
+                    f"deadline_ms {line.deadline_ms:g} is {short_ns / 1e6:.1f} ms too short for "
+                    f"one picture on the pool ({wcet_ns[0] / 1e6:.1f} ms at worst) and a take-over "
+                    f"without a gap ({wcet_fallback_ns / 1e6:.1f} ms)"
+                )
+                short.setdefault(text, []).append(line.id)
+            relative_ns.append(max(left_ns, 0))
+        window_ns = deeprt_window_ns(relative_ns) if relative_ns else 0
+        categories.append(Category(model.name, wcet_ns, window_ns))
+    if short:
+        told = [f"line {', '.join(ids)}: {text}" for text, ids in short.items()]
+        way_out = 'lengthen it, shorten the margins, or say takeover = "best-effort"'
+        raise PlanningError("\n".join([*told, way_out]))
+    return Plan(
+        tuple(categories),
+        gpus=len(plant.pool.endpoints),
+        result_ns=result_ns,
+        timer_ns=ms_to_ns(plant.margins.timer_ms),
+        grace_ns=GRACE_NS,
+        waiting_max=WAITING_MAX,
+    )

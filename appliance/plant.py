@@ -1,0 +1,202 @@
+"""The plant file as frozen models: what every process is told about the plant.
+
+Times in the file carry their unit in the name (`_ms`); everything inside is integer nanoseconds
+from the `_ns` properties on. Unknown keys are refused. Paths are relative to the plant file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Annotated, Literal
+from urllib.parse import urlsplit
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+
+NS_PER_MS = 1_000_000
+
+Milliseconds = Annotated[float, Field(gt=0, le=600_000, allow_inf_nan=False)]
+MillisecondsOrZero = Annotated[float, Field(ge=0, le=600_000, allow_inf_nan=False)]
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,31}$")]
+
+
+def _endpoint_of(scheme: str) -> AfterValidator:
+    def check(text: str) -> str:
+        parts = urlsplit(text)
+        try:
+            port = parts.port
+        except ValueError:
+            port = None
+        if parts.scheme != scheme or not parts.hostname or not port or parts.path not in ("", "/"):
+            raise ValueError(f"must look like {scheme}://HOST:PORT with a port from 1 to 65535")
+        return text
+
+    return AfterValidator(check)
+
+
+TcpEndpoint = Annotated[str, _endpoint_of("tcp")]
+GrpcEndpoint = Annotated[str, _endpoint_of("grpc")]
+
+
+def ms_to_ns(milliseconds: float) -> int:
+    """Whole nanoseconds of a time in milliseconds."""
+    return round(milliseconds * NS_PER_MS)
+
+
+class Section(BaseModel):
+    """One table of the plant file."""
+
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, strict=True, validate_default=True, str_max_length=4096
+    )
+
+
+class PlantSection(Section):
+    """`[plant]`: the name and the objectives of the whole plant."""
+
+    name: Name
+    gpus_lost_tolerated: int = Field(default=1, ge=0, le=64)
+    inhibit_outputs: bool = False
+
+
+class PoolSection(Section):
+    """`[pool]`: one endpoint per GPU."""
+
+    endpoints: list[GrpcEndpoint] = Field(min_length=1, max_length=64)
+    embedded: bool = False
+    emulate: str | None = None
+    restart_backoff_min_ms: Milliseconds = 500
+    restart_backoff_max_ms: Milliseconds = 10_000
+
+
+class PathsSection(Section):
+    """`[paths]`: where things live, relative to the plant file."""
+
+    keys: str = "keys"
+    runtime: str = "run"
+    journal: str = "journal"
+    logs: str = "logs"
+    triton: str = "triton"
+
+
+class MarginsSection(Section):
+    """`[margins]`: the named parts of every reserve; none is a guess about a sum."""
+
+    timer_ms: MillisecondsOrZero = 5
+    output_ms: MillisecondsOrZero = 5
+    start_ms: MillisecondsOrZero = 5
+    result_ms: MillisecondsOrZero = 5
+
+
+class FallbackSection(Section):
+    """`[fallback]`: the warm sessions of all lines on this host."""
+
+    threads: int = Field(default=1, ge=1, le=64)
+    concurrent_max: int = Field(default=2, ge=1, le=256)
+    warm_every_ms: Milliseconds = 1000
+
+
+class LimitsSection(Section):
+    """`[limits]`: every queue and buffer has one, by name."""
+
+    picture_bytes_max: int = Field(default=16 * 1024 * 1024, ge=1024, le=256 * 1024 * 1024)
+    picture_pixels_max: int = Field(default=32_000_000, ge=1024, le=256_000_000)
+    slots_per_line: int = Field(default=16, ge=2, le=1024)
+    log_bytes_max: int = Field(default=8 * 1024 * 1024, ge=64 * 1024)
+    log_files_max: int = Field(default=3, ge=1, le=100)
+    journal_backlog_s: float = Field(default=60, gt=0, le=3600)
+
+
+class ModelSection(Section):
+    """`[[model]]`: one model, its fallback and its profile."""
+
+    name: Name
+    pool: str
+    fallback: str
+    profile: str
+    fallback_profile: str | None = None
+    batch_max: int = Field(default=16, ge=1, le=128)
+
+    @property
+    def fallback_profile_file(self) -> str:
+        """`fallback_profile`, or the pool's with `-fallback` before its suffix."""
+        if self.fallback_profile is not None:
+            return self.fallback_profile
+        pool = Path(self.profile)
+        return str(pool.with_name(f"{pool.stem}-fallback{pool.suffix}"))
+
+
+class LineSection(Section):
+    """`[[line]]`: one camera line and its gate."""
+
+    id: Name
+    model: Name
+    camera: Name | None = None
+    frames: TcpEndpoint
+    verdicts: TcpEndpoint
+    cycle_time_ms: Milliseconds
+    deadline_ms: Milliseconds
+    actuation_ms: MillisecondsOrZero = 0
+    criticality: int = Field(default=1, ge=1, le=1000)
+    slo_p99_ms: Milliseconds | None = None
+    slo_pool_share: float = Field(default=0.99, ge=0, le=1)
+    fail_safe: Literal["reject", "divert", "stop"] = "reject"
+    takeover: Literal["guaranteed", "best-effort"] = "guaranteed"
+    transport_min_ms: MillisecondsOrZero = 0
+    transport_max_ms: Milliseconds = 20
+
+    @model_validator(mode="after")
+    def _times_fit(self) -> LineSection:
+        if self.transport_min_ms > self.transport_max_ms:
+            raise ValueError(
+                f"transport_min_ms {self.transport_min_ms:g} is more than "
+                f"transport_max_ms {self.transport_max_ms:g}"
+            )
+        if self.actuation_ms + self.transport_max_ms >= self.deadline_ms:
+            raise ValueError(
+                f"deadline_ms {self.deadline_ms:g} leaves nothing after actuation_ms "
+                f"{self.actuation_ms:g} and transport_max_ms {self.transport_max_ms:g}"
+            )
+        if self.slo_p99_ms is not None and self.slo_p99_ms > self.deadline_ms:
+            raise ValueError(
+                f"slo_p99_ms {self.slo_p99_ms:g} is more than deadline_ms {self.deadline_ms:g}"
+            )
+        return self
+
+
+class Plant(Section):
+    """The whole plant file. `folder` is where its relative paths start."""
+
+    plant: PlantSection
+    pool: PoolSection
+    paths: PathsSection = PathsSection()
+    margins: MarginsSection = MarginsSection()
+    fallback: FallbackSection = FallbackSection()
+    limits: LimitsSection = LimitsSection()
+    model: list[ModelSection] = Field(min_length=1, max_length=64)
+    line: list[LineSection] = Field(min_length=1, max_length=500)
+    folder: Path = Field(default=Path(), exclude=True)
+
+    def path(self, text: str) -> Path:
+        """An absolute path for a path of the plant file."""
+        return (self.folder / text).absolute()
+
+    @property
+    def tag(self) -> str:
+        """Eight hex digits that tell this plant's shared memory from another's on the same host."""
+        where = f"{self.folder.absolute()}\0{self.plant.name}"
+        return hashlib.sha256(where.encode()).hexdigest()[:8]
+
+    def line_named(self, line_id: str) -> LineSection:
+        """The line with this id. Raises KeyError."""
+        for line in self.line:
+            if line.id == line_id:
+                return line
+        raise KeyError(line_id)
+
+    def model_named(self, name: str) -> ModelSection:
+        """The model with this name. Raises KeyError."""
+        for model in self.model:
+            if model.name == name:
+                return model
+        raise KeyError(name)

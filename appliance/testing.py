@@ -1,0 +1,92 @@
+"""`takt test`: every check of a checkout, in the order that finds faults soonest."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import sysconfig
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def steps(*, quick: bool, only: str | None, rest: Sequence[str]) -> list[list[str]]:
+    """The commands in order. pytest is last, so that its closing line is the last thing printed."""
+    scripts = sysconfig.get_path("scripts")
+    pytest = [sys.executable, "-m", "pytest", *rest]
+    if quick:
+        pytest += ["-m", "not real and not slow"]
+    if only is not None:
+        return [[*pytest, "-k", only]]
+    return [
+        [f"{scripts}/ruff", "check", "."],
+        [f"{scripts}/ruff", "format", "--check", "."],
+        [sys.executable, "-m", "mypy"],
+        [f"{scripts}/lint-imports"],
+        pytest,
+    ]
+
+
+def spoken(command: Sequence[str]) -> str:
+    """A command as a person would type it."""
+    first = Path(command[0]).name
+    words = command[2:] if command[1:2] == ["-m"] else [first, *command[1:]]
+    return " ".join(f"'{word}'" if " " in word else word for word in words)
+
+
+def run_steps(commands: Sequence[Sequence[str]], root: Path) -> list[str]:
+    """Run every command in `root`, whatever becomes of those before it; returns those that failed.
+
+    Nothing is printed after the last one has begun.
+    """
+    failed: list[str] = []
+    for number, command in enumerate(commands, start=1):
+        name = spoken(command)
+        last = number == len(commands)
+        if last and failed:
+            print(f"── failed so far: {'; '.join(failed)}", flush=True)
+        print(f"── {number}/{len(commands)} {name}", flush=True)
+        began = time.monotonic()
+        code = subprocess.run(list(command), cwd=root, check=False).returncode
+        if code != 0:
+            failed.append(name)
+        if not last:
+            state = "ok" if code == 0 else f"FAILED (exit {code})"
+            print(f"── {state} after {time.monotonic() - began:.1f} s", flush=True)
+    return failed
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """`takt test`. Exit 0 when every step passed, 1 when one failed, 2 outside a checkout."""
+    parser = argparse.ArgumentParser(
+        prog="takt test",
+        description="Check this checkout: ruff, mypy, import-linter, pytest.",
+        epilog="example: takt test --quick     takt test -k supervisor",
+    )
+    size = parser.add_mutually_exclusive_group()
+    size.add_argument("--full", action="store_true", help="everything (the default)")
+    size.add_argument(
+        "--quick",
+        action="store_true",
+        help="under a minute: without the tests that start real processes or are slow",
+    )
+    parser.add_argument("-k", dest="only", metavar="WORDS", help="only these tests, nothing else")
+    told, rest = parser.parse_known_args(argv)
+    if not (ROOT / "tests").is_dir() or not (ROOT / "pyproject.toml").is_file():
+        print(
+            "takt: this is an installed Takt, not a checkout: its tests are not here. Clone the "
+            "repository and run ./takt test there",
+            file=sys.stderr,
+        )
+        return 2
+    # The tests must not find another plant's settings in the caller's environment.
+    os.environ.pop("NOTIFY_SOCKET", None)
+    return 1 if run_steps(steps(quick=told.quick, only=told.only, rest=rest), ROOT) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""The embedded Triton servers and the client of one GPU."""

@@ -1,0 +1,1 @@
+"""The pure deadline scheduler, and what a line and a batcher must agree on."""

@@ -1,0 +1,125 @@
+"""Execution profiles: how long a batch takes at worst, and how that is known.
+
+A profile belongs to one model file on one engine. It refuses to load without provenance, and is
+refused when it does not match what runs. `wcet_ns[b]` is the worst-case execution time of a batch
+of `b`; the scheduler and the emulating Triton use nothing else.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+Origin = Literal["measured", "emulated", "published"]
+
+
+class ProfileError(Exception):
+    """A profile that cannot be used; the text says why and what to do."""
+
+
+class SizeStatistics(BaseModel):
+    """Timed runs of one batch size. Times in nanoseconds, warm-up left out."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    samples: int = Field(ge=1)
+    p50_ns: int = Field(gt=0)
+    p95_ns: int = Field(gt=0)
+    p99_ns: int = Field(gt=0)
+    p999_ns: int = Field(gt=0)
+    max_ns: int = Field(gt=0)
+
+
+class Provenance(BaseModel):
+    """Where the numbers come from. A profile matches when the compared fields are equal."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    model_sha256: str
+    device: str
+    cores: int
+    driver: str = ""
+    server: str = ""
+    runtime: str = ""
+    threads: int = 1
+    endpoints: int = 1
+    sessions_busy: int = 0
+    measured_on: str = ""
+    takt_version: str = ""
+
+    def mismatch(self, other: Provenance) -> list[str]:
+        """What differs between two, apart from when and by which release it was measured."""
+        said_only = {"measured_on", "takt_version"}
+        mine, theirs = self.model_dump(), other.model_dump()
+        return [
+            f"{name}: profile has {mine[name]!r}, this machine has {theirs[name]!r}"
+            for name in mine
+            if name not in said_only and mine[name] != theirs[name]
+        ]
+
+
+class Profile(BaseModel):
+    """Worst-case execution times of one model on one engine."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    model: str
+    engine: Literal["pool", "fallback"]
+    origin: Origin
+    margin: float = Field(ge=1.0, le=10.0, allow_inf_nan=False)
+    rule: str
+    wcet_ns: dict[int, int]
+    measured: dict[int, SizeStatistics] = Field(default_factory=dict)
+    provenance: Provenance
+
+    @model_validator(mode="after")
+    def _sizes_are_usable(self) -> Profile:
+        sizes = sorted(self.wcet_ns)
+        if not sizes or sizes != list(range(1, sizes[-1] + 1)):
+            raise ValueError("wcet_ns must hold every batch size from 1 upward without a gap")
+        if min(self.wcet_ns.values()) <= 0:
+            raise ValueError("wcet_ns must be positive")
+        for size, following in pairwise(sizes):
+            if self.wcet_ns[following] < self.wcet_ns[size]:
+                raise ValueError(
+                    f"wcet_ns falls from size {size} to {following}: a worst case cannot"
+                )
+        return self
+
+    @property
+    def batch_max(self) -> int:
+        """The largest profiled batch size."""
+        return max(self.wcet_ns)
+
+    def save(self, path: Path) -> None:
+        """Write atomically."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_name(path.name + ".partial")
+        partial.write_text(self.model_dump_json(indent=2) + "\n")
+        partial.replace(path)
+
+
+def load_profile(path: Path) -> Profile:
+    """Read a profile. Raises ProfileError with the file, what is wrong and the way out."""
+    try:
+        return Profile.model_validate_json(path.read_bytes())
+    except FileNotFoundError:
+        raise ProfileError(f"{path}: no such profile; make it with: takt profile") from None
+    except ValidationError as error:
+        wrong = "; ".join(
+            f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors()
+        )
+        raise ProfileError(f"{path}: {wrong}; measure again with: takt profile") from None
+
+
+def monotone(wcet_ns: dict[int, int]) -> dict[int, int]:
+    """The same worst cases, none below that of a smaller batch: a larger one is never sooner."""
+    kept: dict[int, int] = {}
+    floor_ns = 0
+    for size in sorted(wcet_ns):
+        floor_ns = max(floor_ns, wcet_ns[size])
+        kept[size] = floor_ns
+    return kept

@@ -1,0 +1,1 @@
+"""The warm fallback of a line: its guard (pure), its session, its parity gate."""

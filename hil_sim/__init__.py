@@ -1,0 +1,1 @@
+"""Traces, virtual time, faults and live replay: a plant on the bench."""

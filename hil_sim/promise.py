@@ -1,0 +1,305 @@
+"""Decides promises 1 to 4 of DESIGN.md from what the journal and both ends of the wire wrote down.
+
+Pure. Instants are monotonic nanoseconds of one host. Logs are the entries of `camera-LINE.jsonl`
+and `actuator-LINE.jsonl`; without them the judgement is partial: nobody else says what was owed.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any, Final
+
+from hil_sim.provenance import provenance_mistakes
+from lines.record import STAGES, PartRow
+from lines.wire import UNINSPECTED_REASONS
+
+Entry = Mapping[str, Any]
+Key = tuple[str, str, int]  # line, session, seq
+
+SAME_PART_NS: Final = 60_000_000_000
+"""A part_id seen again on a line within this is a duplicate (docs/protocol.md)."""
+AFTER_LOSS_NS: Final = 10_000_000_000
+"""A part that fails within this after a loss is held against promise 4 too."""
+ON_ITS_WAY_NS: Final = 100_000_000
+"""A verdict sent this shortly before an actuator stopped may never have been read."""
+LOSS_WORDS: Final = frozenset({"lost", "exited", "died", "killed", "gone", "failed", "down"})
+COMPARED: Final = ("part_id", "verdict", "reason", "action", "answered_by", "model", "score")
+FINDINGS_KEPT_MAX: Final = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that breaks a promise."""
+
+    promise: int
+    what: str
+    line: str
+    session: str
+    seq: int
+    part_id: str
+    detail: str
+    at_ns: int = 0
+
+    def __str__(self) -> str:
+        return (
+            f"promise {self.promise}: {self.what}: {self.line} seq {self.seq} "
+            f"part {self.part_id or '(none)'}: {self.detail} [session {self.session}]"
+        )
+
+
+@dataclass
+class Report:
+    """What was judged and what was found. `promises`: number → held; None: not decided."""
+
+    is_partial: bool
+    counts: Counter[str] = field(default_factory=Counter)
+    findings: list[Finding] = field(default_factory=list)
+    found: Counter[str] = field(default_factory=Counter)
+    promises: dict[int, bool | None] = field(default_factory=dict)
+
+    @property
+    def is_clean(self) -> bool:
+        """Whether nothing was found."""
+        return not self.found
+
+    def add(self, finding: Finding) -> None:
+        """Count a finding, and keep it as far as there is room."""
+        self.found[finding.what] += 1
+        self.promises[finding.promise] = False
+        if len(self.findings) < FINDINGS_KEPT_MAX:
+            self.findings.append(finding)
+
+
+def check(
+    parts: Sequence[PartRow],
+    camera_log: Sequence[Entry] | None = None,
+    actuator_log: Sequence[Entry] | None = None,
+    *,
+    models: Collection[str] | None = None,
+    events: Sequence[Entry] = (),
+) -> Report:
+    """Judge every part. models: the known name@sha12; None where the journal does not say.
+
+    Promises 1 and 4 need both logs to be decided in full; 4 is decided only with them.
+    """
+    report = Report(is_partial=camera_log is None or actuator_log is None)
+    report.promises = {1: True, 2: True, 3: True, 4: None if report.is_partial else True}
+    rows = {(row.line, row.session, row.seq): row for row in parts}
+    _check_rows(report, parts, models)
+    _check_conflicts(report, events)
+    if camera_log is not None:
+        _check_camera(report, rows, camera_log, _end_ns(parts, camera_log, actuator_log, events))
+    if actuator_log is not None:
+        _check_actuator(report, rows, actuator_log)
+    if report.promises[4] is not None:
+        _check_losses(report, events)
+    return report
+
+
+def left_at_ns(row: PartRow) -> int:
+    """When the verdict left; where no actuator took it, when it was decided."""
+    return row.sent_at_ns or row.decided_at_ns
+
+
+def is_restart(row: PartRow) -> bool:
+    """Whether its line's process died with it: never sent, counted apart."""
+    return row.verdict == "UNINSPECTED" and row.reason == "restart"
+
+
+def costly_stage(row: PartRow, usual_ns: Mapping[str, float]) -> tuple[str, int]:
+    """The stage that took most beyond its usual time, and that time."""
+    return max(
+        ((stage, getattr(row, f"{stage}_ns")) for stage in STAGES),
+        key=lambda item: item[1] - usual_ns.get(item[0], 0.0),
+    )
+
+
+def usual_stages_ns(parts: Iterable[PartRow]) -> dict[str, float]:
+    """Each stage's median over the parts in time."""
+    in_time = [row for row in parts if left_at_ns(row) <= row.due_at_ns and not is_restart(row)]
+    if not in_time:
+        return {}
+    return {stage: median(getattr(row, f"{stage}_ns") for row in in_time) for stage in STAGES}
+
+
+def _of_row(row: PartRow, promise: int, what: str, detail: str) -> Finding:
+    at_ns = row.received_at_ns
+    return Finding(promise, what, row.line, row.session, row.seq, row.part_id, detail, at_ns)
+
+
+def _check_rows(report: Report, parts: Sequence[PartRow], models: Collection[str] | None) -> None:
+    usual_ns = usual_stages_ns(parts)
+    by_name: dict[tuple[str, str], list[PartRow]] = defaultdict(list)
+    nonces: dict[int, PartRow] = {}
+    for row in parts:
+        report.counts["rows"] += 1
+        report.counts["owed"] += row.owed
+        if is_restart(row):
+            report.counts["restart"] += 1
+            continue
+        report.counts[row.verdict.lower() if row.verdict else "none"] += 1
+        report.counts["not_sent"] += row.sent_at_ns == 0
+        late_ns = left_at_ns(row) - row.due_at_ns
+        if row.owed and late_ns > 0:
+            stage, took_ns = costly_stage(row, usual_ns)
+            detail = f"late by {late_ns / 1e6:.3f} ms; {stage} took {took_ns / 1e6:.3f} ms"
+            report.add(_of_row(row, 1, "late", detail))
+        for promise, what, detail in provenance_mistakes(row, models):
+            report.add(_of_row(row, promise, what, detail))
+        if row.owed and row.part_id:
+            by_name[row.line, row.part_id].append(row)
+        if row.nonce and row.verdict in ("PASS", "FAIL"):
+            other = nonces.setdefault(row.nonce, row)
+            if other is not row:
+                report.add(_of_row(row, 3, "nonce", f"the same as {other.line} seq {other.seq}"))
+    for same in by_name.values():
+        same.sort(key=lambda row: row.received_at_ns)
+        for first, second in itertools.pairwise(same):
+            if second.received_at_ns - first.received_at_ns < SAME_PART_NS:
+                detail = f"answered at seq {first.seq} too ({first.verdict}, {second.verdict})"
+                report.add(_of_row(second, 1, "duplicate", detail))
+
+
+def _check_conflicts(report: Report, events: Iterable[Entry]) -> None:
+    for event in events:
+        if event["kind"] != "journal.conflict":
+            continue
+        if "restart" in str(event["detail"]):
+            # A verdict that was sent, and the same part in the dead process's ledger.
+            report.counts["restart_conflict"] += 1
+            continue
+        line, session, seq = str(event["subject"]).split("/")
+        report.add(
+            Finding(1, "duplicate", line, session, int(seq), "", str(event["detail"]),
+                    int(event["at_ns"]))
+        )  # fmt: skip
+
+
+def _end_ns(
+    parts: Iterable[PartRow],
+    camera_log: Iterable[Entry],
+    actuator_log: Iterable[Entry] | None,
+    events: Iterable[Entry],
+) -> int:
+    """The latest instant that anybody wrote down."""
+    instants = [left_at_ns(row) for row in parts]
+    instants += [int(event["at_ns"]) for event in events]
+    for entry in (*camera_log, *(actuator_log or ())):
+        named = ("at_ns", "sent_at_ns", "received_at_ns")
+        instants += [int(entry[name]) for name in named if name in entry]
+    return max(instants, default=0)
+
+
+def _check_camera(
+    report: Report, rows: Mapping[Key, PartRow], camera_log: Sequence[Entry], end_ns: int
+) -> None:
+    frames: dict[Key, Entry] = {}
+    deadline_ns: dict[str, int] = {}
+    answered: dict[Key, Entry] = {}
+    for entry in camera_log:
+        if entry["event"] == "frame":
+            frames[entry["line"], entry["session"], entry["seq"]] = entry
+            report.counts["frames_sent" if entry["sent"] else "frames_dropped"] += 1
+        elif entry["event"] == "ready" and entry.get("deadline_ms") is not None:
+            deadline_ns[entry["line"]] = round(entry["deadline_ms"] * 1e6)
+        elif entry["event"] in ("ack", "reject") and entry.get("seq") is not None:
+            report.counts[f"camera_{entry['event']}"] += 1
+            answered[entry["line"], entry["session"], entry["seq"]] = entry
+    for key, answer in answered.items():
+        is_owed = answer["event"] == "ack" or answer.get("reason") in UNINSPECTED_REASONS
+        frame, row = frames.get(key), rows.get(key)
+        if not is_owed or frame is None:
+            continue
+        if row is not None:
+            _compare_with_frame(report, row, frame, answer)
+        elif frame["scheduled_at_ns"] + deadline_ns.get(key[0], 0) >= end_ns:
+            report.counts["in_flight"] += 1
+        else:
+            detail = f"{answer['event']} at {answer['at_ns']} but no row: it never got a verdict"
+            report.add(Finding(1, "missing", *key, frame["part_id"], detail, answer["at_ns"]))
+    for key, row in rows.items():
+        if row.verdict in ("PASS", "FAIL") and key not in answered and key[0] in deadline_ns:
+            report.counts["answered_unheard"] += 1
+
+
+def _compare_with_frame(report: Report, row: PartRow, frame: Entry, answer: Entry) -> None:
+    if not row.owed:
+        report.add(
+            _of_row(row, 1, "owed", f"the camera got {answer['event']}, the row says not owed")
+        )
+    if row.part_id != frame["part_id"]:
+        detail = f"the camera sent part {frame['part_id']} with this seq"
+        report.add(_of_row(row, 3, "part", detail))
+    if row.verdict in ("PASS", "FAIL"):
+        if answer["event"] == "reject":
+            detail = f"{row.verdict} although the frame was refused: {answer['reason']}"
+            report.add(_of_row(row, 2, "doubt", detail))
+        if row.crc32c != frame.get("crc32c", row.crc32c):
+            detail = f"checksum {row.crc32c:#x}, the camera sent {frame['crc32c']:#x}"
+            report.add(_of_row(row, 3, "checksum", detail))
+
+
+def _check_actuator(
+    report: Report, rows: Mapping[Key, PartRow], actuator_log: Sequence[Entry]
+) -> None:
+    seen: dict[Key, Entry] = {}
+    end_ns: dict[str, int] = defaultdict(int)
+    for entry in actuator_log:
+        line = entry["line"]
+        end_ns[line] = max(end_ns[line], entry.get("at_ns") or entry.get("received_at_ns") or 0)
+        if entry["event"] == "beat_back":
+            report.counts["beats_lost"] += 1
+        if entry["event"] != "verdict":
+            continue
+        key = (line, entry["session"], entry["seq"])
+        report.counts["verdicts_seen"] += 1
+        report.counts["seen_after_gate"] += entry["received_at_ns"] > entry["deadline_ns"]
+        first = seen.setdefault(key, entry)
+        if first is not entry and (not entry["resent"] or (first["acted"] and entry["acted"])):
+            detail = f"sent twice ({first['verdict']}, {entry['verdict']})"
+            report.add(_of_entry(entry, 1, "duplicate", detail))
+        row = rows.get(key)
+        if row is None:
+            report.add(_of_entry(entry, 1, "unjournalled", "the actuator got it, no row has it"))
+        elif is_restart(row):
+            report.add(_of_row(row, 1, "restart", "was sent and journalled as never sent"))
+        else:
+            _compare_with_verdict(report, row, entry)
+    for key, row in rows.items():
+        if row.sent_at_ns and key not in seen and row.sent_at_ns < end_ns[row.line] - ON_ITS_WAY_NS:
+            report.add(_of_row(row, 1, "unseen", "the actuator never got it"))
+
+
+def _of_entry(entry: Entry, promise: int, what: str, detail: str) -> Finding:
+    return Finding(
+        promise, what, entry["line"], entry["session"], entry["seq"], entry["part_id"], detail,
+        entry["received_at_ns"],
+    )  # fmt: skip
+
+
+def _compare_with_verdict(report: Report, row: PartRow, entry: Entry) -> None:
+    differences = [
+        f"{name} {entry[name]!r}, the row says {getattr(row, name)!r}"
+        for name in COMPARED
+        if name in entry and entry[name] != getattr(row, name)
+    ]
+    if differences:
+        report.add(_of_row(row, 3, "differs", f"the actuator got {'; '.join(differences)}"))
+
+
+def _check_losses(report: Report, events: Iterable[Entry]) -> None:
+    losses = [
+        int(event["at_ns"])
+        for event in events
+        if set(str(event["kind"]).replace("_", ".").split(".")) & LOSS_WORDS
+    ]
+    report.counts["losses"] = len(losses)
+    for finding in report.findings:
+        if finding.promise == 1 and any(
+            0 <= finding.at_ns - at_ns <= AFTER_LOSS_NS for at_ns in losses
+        ):
+            report.promises[4] = False

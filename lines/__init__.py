@@ -1,0 +1,1 @@
+"""Cameras in, verdicts out: one process per line."""

@@ -1,0 +1,247 @@
+"""Which frames of a line are let in. Pure: sessions, sequence numbers, duplicates, limits.
+
+One camera session a line. The order of the checks decides what a frame is told, and is this:
+line, part seen within 60 s, session, sequence seen, sizes and formats. A frame that names a part
+and is refused for a reason outside `NOT_OWED` still gets its `UNINSPECTED` verdict, once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+NS_PER_S = 1_000_000_000
+DUPLICATE_WINDOW_NS = 60 * NS_PER_S
+SESSION_SILENCE_NS = 2 * NS_PER_S
+LOST_MAX = 256
+"""Of one gap in the sequence, at most this many frames are named one by one."""
+PARTS_REMEMBERED_MAX = 100_000
+
+NOT_OWED = frozenset({"duplicate", "version", "header", "line"})
+
+
+def is_owed(reason: str) -> bool:
+    """Whether a named part refused for this reason is owed a verdict."""
+    return reason not in NOT_OWED
+
+
+class HelloHeader(Protocol):
+    """What admission needs of a camera's hello."""
+
+    @property
+    def line(self) -> str: ...
+    @property
+    def camera(self) -> str: ...
+    @property
+    def session(self) -> str: ...
+    @property
+    def width(self) -> int: ...
+    @property
+    def height(self) -> int: ...
+
+
+class FrameHeader(Protocol):
+    """What admission needs of a frame."""
+
+    @property
+    def line(self) -> str: ...
+    @property
+    def camera(self) -> str: ...
+    @property
+    def session(self) -> str: ...
+    @property
+    def seq(self) -> int: ...
+    @property
+    def part_id(self) -> str: ...
+    @property
+    def encoding(self) -> str: ...
+    @property
+    def pixel_format(self) -> str: ...
+    @property
+    def width(self) -> int: ...
+    @property
+    def height(self) -> int: ...
+
+
+class Refusal(NamedTuple):
+    """Why a message is not let in."""
+
+    reason: str
+    detail: str
+
+
+class Admitted(NamedTuple):
+    """What became of a frame: `refusal` is None when it is let in.
+
+    lost: sequence numbers that never came, at most LOST_MAX of them named; lost_count: all.
+    """
+
+    refusal: Refusal | None
+    lost: tuple[int, ...]
+    lost_count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The line's limits on what a camera may send."""
+
+    picture_bytes_max: int
+    picture_pixels_max: int
+
+
+@dataclass(slots=True)
+class _Session:
+    routing_id: bytes
+    camera: str
+    session: str
+    next_seq: int
+    heard_at_ns: int
+
+
+ENCODINGS = {
+    "jpeg": {"Mono8", "RGB8", "BGR8"},
+    "png": {"Mono8", "Mono16", "RGB8", "BGR8"},
+    "raw": {"Mono8", "Mono16", "BayerRG8", "RGB8", "BGR8"},
+}
+
+
+class Admission:
+    """The camera side of one line."""
+
+    def __init__(self, line_id: str, camera: str | None, limits: Limits) -> None:
+        self._line_id = line_id
+        self._camera = camera
+        self._limits = limits
+        self._session: _Session | None = None
+        self._parts_seen: dict[str, int] = {}
+
+    @property
+    def session(self) -> str | None:
+        """The session that may send frames now."""
+        return self._session.session if self._session else None
+
+    def remember_part(self, part_id: str, now_ns: int) -> None:
+        """A part a former process of this line accepted: its like is a duplicate."""
+        self._parts_seen[part_id] = now_ns
+
+    def hello(
+        self, routing_id: bytes, key_name: str, header: HelloHeader, now_ns: int
+    ) -> Refusal | None:
+        """A camera introduces itself; None if it is the line's camera from now on."""
+        if header.line != self._line_id:
+            return Refusal("line", f"this is {self._line_id}")
+        if header.camera != key_name or self._camera not in (None, header.camera):
+            return Refusal("session", f"key {key_name} is not camera {header.camera} of this line")
+        if header.width * header.height > self._limits.picture_pixels_max:
+            return Refusal("size", f"more than {self._limits.picture_pixels_max} pixels")
+        present = self._session
+        if (
+            present is not None
+            and present.camera != header.camera
+            and now_ns - present.heard_at_ns < SESSION_SILENCE_NS
+        ):
+            return Refusal("session", f"camera {present.camera} is connected")
+        is_same = present is not None and present.session == header.session
+        next_seq = present.next_seq if present is not None and is_same else 0
+        self._session = _Session(routing_id, header.camera, header.session, next_seq, now_ns)
+        return None
+
+    def frame(
+        self,
+        routing_id: bytes,
+        header: FrameHeader,
+        payload_bytes: int | None,
+        has_free_slot: bool,
+        now_ns: int,
+    ) -> Admitted:
+        """A frame arrived; `payload_bytes` is None if it had no payload."""
+        if header.line != self._line_id:
+            return Admitted(Refusal("line", f"this is {self._line_id}"), (), 0)
+        if self._is_part_seen(header.part_id, now_ns):
+            lost = self._advance(routing_id, header.session, header.seq, now_ns)
+            return Admitted(Refusal("duplicate", "part_id seen within 60 s"), *lost)
+        present = self._session
+        if (
+            present is None
+            or present.routing_id != routing_id
+            or present.session != header.session
+            or present.camera != header.camera
+        ):
+            self._remember(header.part_id, now_ns)
+            return Admitted(Refusal("session", "no hello for this session; send hello"), (), 0)
+        if header.seq < present.next_seq:
+            return Admitted(Refusal("duplicate", f"seq below {present.next_seq}"), (), 0)
+        lost = self._advance(routing_id, header.session, header.seq, now_ns)
+        self._remember(header.part_id, now_ns)
+        return Admitted(self._misfit(header, payload_bytes, has_free_slot), *lost)
+
+    def heartbeat(self, routing_id: bytes, session: str, seq: int | None, now_ns: int) -> Admitted:
+        """The camera lives and has sent frames up to `seq` (None: none yet)."""
+        present = self._session
+        if present is None or present.routing_id != routing_id or present.session != session:
+            return Admitted(Refusal("session", "no hello for this session; send hello"), (), 0)
+        present.heard_at_ns = now_ns
+        if seq is None or seq < present.next_seq:
+            return Admitted(None, (), 0)
+        return Admitted(None, *self._advance(routing_id, session, seq, now_ns, came=False))
+
+    def eos(self, routing_id: bytes, session: str) -> bool:
+        """The camera stops on purpose; whether it was the line's."""
+        present = self._session
+        if present is None or present.routing_id != routing_id or present.session != session:
+            return False
+        self._session = None
+        return True
+
+    def is_silent(self, now_ns: int) -> bool:
+        """Whether a camera that said hello has not been heard for SESSION_SILENCE_NS."""
+        present = self._session
+        return present is not None and now_ns - present.heard_at_ns >= SESSION_SILENCE_NS
+
+    # --- inside -----------------------------------------------------------------------------
+
+    def _misfit(
+        self, header: FrameHeader, payload_bytes: int | None, has_free_slot: bool
+    ) -> Refusal | None:
+        limits = self._limits
+        if not payload_bytes:
+            return Refusal("format", "no payload")
+        if payload_bytes > limits.picture_bytes_max:
+            return Refusal("size", f"more than {limits.picture_bytes_max} bytes")
+        if header.width * header.height > limits.picture_pixels_max:
+            return Refusal("size", f"more than {limits.picture_pixels_max} pixels")
+        if header.pixel_format not in ENCODINGS.get(header.encoding, set()):
+            return Refusal("format", f"{header.pixel_format} cannot come as {header.encoding}")
+        if not has_free_slot:
+            return Refusal("overload", "no free slot; wait for credit")
+        return None
+
+    def _advance(
+        self, routing_id: bytes, session: str, seq: int, now_ns: int, came: bool = True
+    ) -> tuple[tuple[int, ...], int]:
+        """Move the sequence past `seq`; what was skipped (and `seq` itself, unless it came)."""
+        present = self._session
+        if present is None or present.routing_id != routing_id or present.session != session:
+            return (), 0
+        present.heard_at_ns = now_ns
+        if seq < present.next_seq:
+            return (), 0
+        end = seq if came else seq + 1
+        count = end - present.next_seq
+        named = tuple(range(max(present.next_seq, end - LOST_MAX), end))
+        present.next_seq = seq + 1
+        return named, count
+
+    def _is_part_seen(self, part_id: str, now_ns: int) -> bool:
+        seen_at_ns = self._parts_seen.get(part_id)
+        return seen_at_ns is not None and now_ns - seen_at_ns < DUPLICATE_WINDOW_NS
+
+    def _remember(self, part_id: str, now_ns: int) -> None:
+        self._parts_seen.pop(part_id, None)
+        self._parts_seen[part_id] = now_ns
+        while self._parts_seen:
+            oldest, seen_at_ns = next(iter(self._parts_seen.items()))
+            is_old = now_ns - seen_at_ns >= DUPLICATE_WINDOW_NS
+            if not is_old and len(self._parts_seen) <= PARTS_REMEMBERED_MAX:
+                return
+            del self._parts_seen[oldest]

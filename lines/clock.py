@@ -1,0 +1,60 @@
+"""Camera time → this host's monotonic clock. Pure.
+
+    captured_at = camera time + min over a window of (arrival - camera time) - transport_min
+
+never after arrival. The smallest difference seen is the fastest transport, so clock offset and
+transport are told apart without trusting either clock's absolute value. A camera clock that steps
+back starts the window anew. Until SAMPLES_MIN differences are in the window, and for cameras
+without a usable clock, capture is taken as `arrival - transport_max`: early, never late.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import NamedTuple
+
+SAMPLES_MIN = 8
+WINDOW_NS = 60_000_000_000
+
+
+class Capture(NamedTuple):
+    """When a frame was captured, on our clock, and how that is known (ptp, utc or none)."""
+
+    captured_at_ns: int
+    quality: str
+    is_late: bool
+
+
+class ClockMap:
+    """One camera session's clock against ours."""
+
+    def __init__(self, transport_min_ns: int, transport_max_ns: int) -> None:
+        self._transport_min_ns = transport_min_ns
+        self._transport_max_ns = transport_max_ns
+        self._minima: deque[tuple[int, int]] = deque()  # (arrival, difference), rising
+        self._samples = 0
+        self._last_captured_ns: int | None = None
+
+    def map(self, captured_ns: int, clock: str, arrived_at_ns: int) -> Capture:
+        """Where on our clock the camera's stamp lies."""
+        assumed = Capture(arrived_at_ns - self._transport_max_ns, "none", False)
+        if clock == "none":
+            return assumed
+        if self._last_captured_ns is not None and captured_ns < self._last_captured_ns:
+            self._minima.clear()
+            self._samples = 0
+        self._last_captured_ns = captured_ns
+        self._add(arrived_at_ns, arrived_at_ns - captured_ns)
+        if self._samples < SAMPLES_MIN:
+            return assumed
+        mapped_ns = captured_ns + self._minima[0][1] - self._transport_min_ns
+        is_late = mapped_ns < arrived_at_ns - self._transport_max_ns
+        return Capture(min(mapped_ns, arrived_at_ns), clock, is_late)
+
+    def _add(self, arrived_at_ns: int, difference_ns: int) -> None:
+        self._samples += 1
+        while self._minima and self._minima[0][0] < arrived_at_ns - WINDOW_NS:
+            self._minima.popleft()
+        while self._minima and self._minima[-1][1] >= difference_ns:
+            self._minima.pop()
+        self._minima.append((arrived_at_ns, difference_ns))

@@ -1,0 +1,103 @@
+"""What a line accepted and what it surely sent, in shared memory that outlives its process.
+
+An entry holds two rows for the journal: the one to write if the process dies before the verdict is
+surely sent (`UNINSPECTED(restart)`, written before the ack), and the final one. The state byte is
+changed after the row it speaks of is whole, so that a kill at any instant leaves one true row.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from enum import IntEnum
+from typing import Any
+
+from deadline_batcher.shm import SHM_FOLDER, Segment, SharedMemoryError
+
+ENTRIES = 512
+ROW_BYTES = 2040
+_ENTRY_BYTES = 8 + 2 * (4 + ROW_BYTES)
+_STATE = struct.Struct("<Q")
+_LENGTH = struct.Struct("<I")
+
+
+class EntryState(IntEnum):
+    """How far a part has come."""
+
+    FREE = 0
+    ACCEPTED = 1
+    SENDING = 2
+    SENT = 3
+
+
+def ledger_name(tag: str, line_id: str) -> str:
+    """The one name in shared memory that is used again: the next process of the line needs it."""
+    return f"takt-{tag}-ledger-{line_id}"
+
+
+class Ledger:
+    """A ring of the last ENTRIES parts of a line."""
+
+    def __init__(self, tag: str, line_id: str) -> None:
+        """Open the ledger that a former process left, or make one."""
+        name = ledger_name(tag, line_id)
+        size = ENTRIES * _ENTRY_BYTES
+        try:
+            self._segment = Segment.attach(name, size, writable=True)
+        except SharedMemoryError:
+            # Of another size: another version's ledger, which this one cannot read.
+            (SHM_FOLDER / name).unlink(missing_ok=True)
+            self._segment = Segment.create(name, size)
+
+    def accept(self, part: int, restart_row: dict[str, Any]) -> None:
+        """Before the ack: from here on the part is owed."""
+        self._write_row(part, 0, restart_row)
+        self._set(part, EntryState.ACCEPTED)
+
+    def sending(self, part: int) -> None:
+        """Just before the verdict goes to the socket."""
+        self._set(part, EntryState.SENDING)
+
+    def sent(self, part: int, row: dict[str, Any]) -> None:
+        """The verdict has left; `row` is the part's final row."""
+        self._write_row(part, 1, row)
+        self._set(part, EntryState.SENT)
+
+    def left_over(self) -> list[dict[str, Any]]:
+        """The rows a former process left, for the journal, which ignores those it has."""
+        rows = []
+        for entry in range(ENTRIES):
+            offset = entry * _ENTRY_BYTES
+            (state,) = _STATE.unpack_from(self._segment.mapping, offset)
+            if state == EntryState.FREE:
+                continue
+            row = self._read_row(offset, 1 if state == EntryState.SENT else 0)
+            if row is not None:
+                rows.append(row)
+        return rows
+
+    def clear(self) -> None:
+        """Forget all entries, once their rows are on their way to the journal."""
+        for entry in range(ENTRIES):
+            _STATE.pack_into(self._segment.mapping, entry * _ENTRY_BYTES, EntryState.FREE)
+
+    def _set(self, part: int, state: EntryState) -> None:
+        _STATE.pack_into(self._segment.mapping, (part % ENTRIES) * _ENTRY_BYTES, state)
+
+    def _write_row(self, part: int, which: int, row: dict[str, Any]) -> None:
+        raw = json.dumps(row, separators=(",", ":")).encode()
+        if len(raw) > ROW_BYTES:
+            raise ValueError(f"a ledger row of {len(raw)} bytes; at most {ROW_BYTES}")
+        offset = (part % ENTRIES) * _ENTRY_BYTES + 8 + which * (4 + ROW_BYTES)
+        _LENGTH.pack_into(self._segment.mapping, offset, len(raw))
+        self._segment.mapping[offset + 4 : offset + 4 + len(raw)] = raw
+
+    def _read_row(self, entry_offset: int, which: int) -> dict[str, Any] | None:
+        offset = entry_offset + 8 + which * (4 + ROW_BYTES)
+        (length,) = _LENGTH.unpack_from(self._segment.mapping, offset)
+        raw = self._segment.mapping[offset + 4 : offset + 4 + min(length, ROW_BYTES)]
+        try:
+            row: dict[str, Any] = json.loads(raw)
+        except ValueError:
+            return None
+        return row

@@ -1,0 +1,488 @@
+"""One line's process: owns its frames, their deadlines, their verdicts and its own fallback.
+
+One loop owns all state. It waits for its sockets, its timer and its two threads, feeds the guard
+(pure), and obeys it. Nothing in it waits for the batcher, the journal or the pool.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import zmq
+
+from deadline_batcher import link
+from deadline_batcher.shm import Segment, new_name
+from deadline_batcher.timer import Signal, Timer
+from fallback import guard as g
+from fallback.session import Session, identity
+from lines import wire
+from lines.admission import Admission, Refusal
+from lines.clock import Capture, ClockMap
+from lines.intake import Intake
+from lines.journal_link import JournalSender
+from lines.keys import AllowList
+from lines.ledger import Ledger
+from lines.output import VerdictOutput
+from lines.parts import Decision, ModelIdentity, OpenPart, due_times, judge, row_of, verdict_fields
+from lines.pool_link import PoolLink
+from lines.record import PartRow
+from lines.settings import LineSettings
+from lines.slots import SlotWriter, slot_stride
+from lines.sockets import (
+    FRAMES_HIGH_WATER,
+    VERDICTS_HIGH_WATER,
+    bind_router,
+    start_authenticator,
+)
+from lines.threads import (
+    CoreLocks,
+    DecodeJob,
+    FallbackJob,
+    JobThread,
+    answering,
+    decoding,
+)
+
+POLL_MS = 50
+"""The loop wakes at least this often, whatever the sockets say (pyzmq's edge-triggered traps)."""
+CREDIT_MAX = 4
+MESSAGES_PER_TURN = 4
+LATENESS_EVERY_NS = 10_000_000_000
+MESSAGE_BYTES_MARGIN = 8192
+JOURNAL_ROWS_MAX = 20_000
+WARM_RUNS_AT_START = 5
+
+
+class LineProcess:
+    """Wiring and the loop. `settings` says everything; `run` returns after `stop`."""
+
+    def __init__(self, settings: LineSettings) -> None:
+        self.settings = settings
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._is_stopping = False
+        self._timer = Timer()
+        self._signal = Signal()
+        self._session = Session(settings.fallback_path, settings.fallback_threads)
+        facts = self._session.facts
+        self._models = {
+            "pool": ModelIdentity(
+                settings.pool_identity, settings.pool_threshold, settings.pool_labels
+            ),
+            "fallback": ModelIdentity(
+                identity(settings.model_name, facts.sha256), facts.threshold, facts.labels
+            ),
+        }
+        segment = Segment.create(
+            new_name(settings.plant_tag, "slots"),
+            settings.slots * slot_stride(facts.picture_bytes),
+        )
+        self._slots = SlotWriter(segment, settings.slots, facts.picture_bytes)
+        self._warm_picture = np.full(facts.shape, 128, np.uint8)
+        self._warm_up()
+        self._decoder = JobThread("decode", decoding(self._slots, facts.shape), self._signal)
+        locks = CoreLocks(
+            settings.runtime_folder, settings.fallback_concurrent_max, hash(segment.name) & 0xFF
+        )
+        self._fallback = JobThread("fallback", answering(self._session, locks), self._signal)
+        self._guard = g.Guard(
+            g.GuardPlan(
+                settings.wcet_fallback_ns,
+                settings.timer_ns,
+                settings.start_ns,
+                settings.warm_every_ns,
+            ),
+            time.monotonic_ns(),
+        )
+        self._parts: dict[int, OpenPart] = {}
+        self._reading: set[int] = set()  # parts whose slot the fallback thread still reads
+        self._next_part = 1
+        self._late_answers = 0
+        self._clock = self._new_clock()
+        hello = link.Hello(
+            line=settings.line_id,
+            model=settings.model_name,
+            segment=segment.name,
+            slot_count=settings.slots,
+            slot_bytes=facts.picture_bytes,
+        )
+        self._pool = PoolLink(self._context, settings.batcher_endpoint, hello)
+        self._journal = JournalSender(
+            self._context,
+            settings.journal_endpoint,
+            f"line-{settings.line_id}",
+            settings.journal_backlog_s,
+            JOURNAL_ROWS_MAX,
+        )
+        self._ledger = Ledger(settings.plant_tag, settings.line_id)
+        self._bind()
+
+    # --- start ------------------------------------------------------------------------------
+
+    def _warm_up(self) -> None:
+        pictures = self._warm_picture.reshape(1, *self._session.facts.shape)
+        for nonce in range(WARM_RUNS_AT_START):
+            _, echo = self._session.run(pictures, np.array([nonce], np.int64))
+            if int(echo[0]) != nonce:
+                raise RuntimeError("the fallback model does not echo its nonce")
+
+    def _bind(self) -> None:
+        settings = self.settings
+        keys = settings.keys_folder
+        cameras = AllowList(keys / "cameras", settings.camera)
+        actuators = AllowList(keys / "actuators", None)
+        self._authenticator = start_authenticator(self._context, cameras, actuators)
+        secret = keys / "server.key_secret"
+        message_bytes_max = 4 * settings.limits.picture_bytes_max + MESSAGE_BYTES_MARGIN
+        verdicts = bind_router(
+            self._context,
+            settings.verdicts_endpoint,
+            "actuators",
+            secret,
+            wire.HEADER_BYTES_MAX + MESSAGE_BYTES_MARGIN,
+            VERDICTS_HIGH_WATER,
+        )
+        self._output = VerdictOutput(verdicts, settings.line_id, actuators.name_of, self._tell)
+        self._restart_rows()
+        frames = bind_router(
+            self._context,
+            settings.frames_endpoint,
+            "cameras",
+            secret,
+            message_bytes_max,
+            FRAMES_HIGH_WATER,
+        )
+        self._intake = Intake(
+            frames,
+            settings.line_id,
+            settings.deadline_ns / 1e6,
+            CREDIT_MAX,
+            self._admission,
+            cameras.name_of,
+            self,
+            self._tell,
+        )
+
+    def _restart_rows(self) -> None:
+        """Journal what a former process of this line left; its parts are never sent."""
+        settings, now_ns = self.settings, time.monotonic_ns()
+        self._admission = Admission(settings.line_id, settings.camera, settings.limits)
+        left_over = self._ledger.left_over()
+        for row in left_over:
+            self._journal.add("parts", row)
+            if row["part_id"]:
+                self._admission.remember_part(row["part_id"], now_ns)
+        self._ledger.clear()
+        if left_over:
+            restarted = sum(row["reason"] == "restart" for row in left_over)
+            self._tell("line.restarted", settings.line_id, f"{restarted} parts in doubt")
+
+    # --- the loop ---------------------------------------------------------------------------
+
+    def run(self, on_ready: Callable[[], None]) -> None:
+        """Serve until `stop`; `on_ready` is called once the sockets are served."""
+        poller = zmq.Poller()
+        for socket in (self._intake.socket, self._output.socket):
+            poller.register(socket, zmq.POLLIN)
+        poller.register(self._pool.socket, zmq.POLLIN)
+        poller.register(self._journal.socket, zmq.POLLIN)
+        poller.register(self._timer.fileno(), zmq.POLLIN)
+        poller.register(self._signal.fileno(), zmq.POLLIN)
+        self._pool.say_hello()
+        on_ready()
+        lateness_at_ns = time.monotonic_ns() + LATENESS_EVERY_NS
+        while not self._is_stopping:
+            poller.poll(POLL_MS)
+            self._turn()
+            if time.monotonic_ns() >= lateness_at_ns:
+                lateness_at_ns += LATENESS_EVERY_NS
+                self._tell_lateness()
+        self._finish()
+
+    def stop(self) -> None:
+        """Leave the loop after the turn in progress. Safe in a signal handler."""
+        self._is_stopping = True
+        self._signal.ring()
+
+    def _turn(self) -> None:
+        now_ns = time.monotonic_ns()
+        fired_at_ns = self._timer.read(now_ns)
+        if fired_at_ns is not None:
+            self._feed(g.TimeReached(), max(fired_at_ns, now_ns))
+        self._signal.clear()
+        self._take_outcomes()
+        self._take_pool()
+        self._output.on_readable(time.monotonic_ns())
+        self._journal.on_readable()
+        has_more = self._intake.on_readable(time.monotonic_ns, MESSAGES_PER_TURN)
+        now_ns = time.monotonic_ns()
+        self._feed(g.TimeReached(), now_ns)
+        self._journal.flush(now_ns)
+        wakeups = [
+            self._output.beat(now_ns),
+            self._pool.beat(now_ns),
+            self._journal.flush_due_at_ns(),
+            self._guard.wakeup_at_ns(),
+            now_ns if has_more else None,
+        ]
+        self._timer.arm(min((at for at in wakeups if at is not None), default=None))
+
+    def _finish(self) -> None:
+        """Answer what is open, hand the journal its rows, give everything back."""
+        for number in list(self._parts):
+            if self._guard.is_open(number):
+                self._feed(g.PictureBad(number, "stop"), time.monotonic_ns())
+        self._tell_lateness()
+        if self._journal.close() == 0:
+            self._ledger.clear()
+        self._slots.segment.unlink()
+        self._authenticator.stop()
+        self._context.destroy(linger=0)
+
+    # --- what came in -----------------------------------------------------------------------
+
+    @property
+    def free_slots(self) -> int:
+        """Slots that a frame could take now."""
+        return self._slots.free_count
+
+    def new_session(self) -> None:
+        """A camera started: its clock is a new one."""
+        self._clock = self._new_clock()
+
+    def _new_clock(self) -> ClockMap:
+        return ClockMap(self.settings.transport_min_ns, self.settings.transport_max_ns)
+
+    def accept(
+        self, routing_id: bytes, frame: wire.Frame, payload: Any, arrived_at_ns: int
+    ) -> None:
+        """A frame was let in: from here on its part gets its one verdict."""
+        part = self._open(routing_id, frame, len(payload), arrived_at_ns)
+        if part.capture.is_late:
+            self._reject_open(part, "late", "captured longer ago than transport_max_ms")
+            return
+        part.slot = self._slots.take()
+        part.nonce = secrets.randbits(63)
+        self._feed(g.PartAccepted(part.part, part.due_at_ns), arrived_at_ns)
+        assert part.slot is not None  # admission found a free one in this same turn
+        self._decoder.put(DecodeJob(part.part, frame, payload, part.slot, part.nonce))
+
+    def refuse_owed(
+        self, routing_id: bytes, frame: wire.Frame, refusal: Refusal, arrived_at_ns: int
+    ) -> None:
+        """A frame that names its part was refused: the part is on the belt all the same."""
+        part = self._open(routing_id, frame, 0, arrived_at_ns)
+        self._feed(g.PartAccepted(part.part, part.due_at_ns), arrived_at_ns)
+        self._feed(g.PictureBad(part.part, refusal.reason), arrived_at_ns)
+
+    def lose(self, session: str, seq: int, noticed_at_ns: int) -> None:
+        """A frame never came. Nobody knows when its part reaches the gate: it is said at once."""
+        number = self._new_number()
+        capture = Capture(noticed_at_ns, "none", False)
+        due_at_ns, deadline_at_ns = due_times(self.settings, noticed_at_ns)
+        part = OpenPart(
+            number, b"", session, seq, "", 0, capture, noticed_at_ns, due_at_ns, deadline_at_ns
+        )
+        part.is_owed = False
+        self._parts[number] = part
+        self._feed(g.PartAccepted(number, due_at_ns), noticed_at_ns)
+        self._feed(g.PictureBad(number, "lost"), noticed_at_ns)
+
+    def _new_number(self) -> int:
+        number, self._next_part = self._next_part, self._next_part + 1
+        return number
+
+    def _open(
+        self, routing_id: bytes, frame: wire.Frame, picture_bytes: int, arrived_at_ns: int
+    ) -> OpenPart:
+        capture = self._clock.map(frame.captured_ns, frame.clock, arrived_at_ns)
+        due_at_ns, deadline_at_ns = due_times(self.settings, capture.captured_at_ns)
+        part = OpenPart(
+            part=self._new_number(),
+            routing_id=routing_id,
+            session=frame.session,
+            seq=frame.seq,
+            part_id=frame.part_id,
+            captured_ns=frame.captured_ns,
+            capture=capture,
+            received_at_ns=arrived_at_ns,
+            due_at_ns=due_at_ns,
+            deadline_at_ns=deadline_at_ns,
+            crc32c=frame.crc32c,
+            picture_bytes=picture_bytes,
+        )
+        self._parts[part.part] = part
+        in_doubt = Decision("UNINSPECTED", "restart", "failsafe", None, None, arrived_at_ns)
+        in_doubt.stages_ns = dict.fromkeys(
+            ("transport", "decode", "queue", "window", "gather", "model", "post"), 0
+        )
+        row = row_of(self.settings, part, in_doubt, self.settings.fail_safe, 0)
+        self._ledger.accept(part.part, row.as_dict())
+        return part
+
+    def _reject_open(self, part: OpenPart, reason: str, detail: str) -> None:
+        self._tell("reject", reason, f"seq {part.seq}: {detail}")
+        self._intake.answer(part.routing_id, wire.reject(part.seq, reason, detail, part.session))
+        if not self._guard.is_open(part.part) and part.slot is None:
+            self._feed(g.PartAccepted(part.part, part.due_at_ns), part.received_at_ns)
+        self._feed(g.PictureBad(part.part, reason), time.monotonic_ns())
+
+    def _take_outcomes(self) -> None:
+        while self._decoder.outcomes:
+            decoded = self._decoder.outcomes.popleft()
+            part = self._parts.get(decoded.part)
+            if part is None:
+                continue
+            if decoded.reason:
+                self._reject_open(part, decoded.reason, decoded.detail)
+                self._release(part)
+                continue
+            part.ready_at_ns, part.generation = decoded.done_at_ns, decoded.generation
+            part.is_acked = True
+            self._intake.answer(part.routing_id, wire.ack(part.session, part.seq))
+            if part.slot is not None:
+                self._warm_picture = self._slots.picture(part.slot).copy()
+            self._feed(g.PictureReady(part.part), time.monotonic_ns())
+            if not self._guard.is_open(part.part):
+                self._release(part)
+        while self._fallback.outcomes:
+            run = self._fallback.outcomes.popleft()
+            if run.detail:
+                self._tell("fallback.failed", self.settings.line_id, run.detail)
+            if run.part is None:
+                self._feed(g.WarmDone(), time.monotonic_ns())
+                continue
+            self._reading.discard(run.part)
+            part = self._parts.get(run.part)
+            if part is not None:
+                part.fallback = run
+            self._feed(g.FallbackDone(run.part, run.ok), time.monotonic_ns())
+            if part is not None and not self._guard.is_open(run.part):
+                self._release(part)
+
+    def _take_pool(self) -> None:
+        try:
+            messages = self._pool.received()
+        except link.LinkError as error:
+            self._tell("link.garbled", "batcher", str(error))
+            return
+        for message in messages:
+            now_ns = time.monotonic_ns()
+            if isinstance(message, link.Result):
+                self._take_result(message, now_ns)
+            elif isinstance(message, link.Refused):
+                self._feed(g.PoolRefused(message.part), now_ns)
+            elif isinstance(message, link.Who):
+                self._pool.say_hello()
+                self._feed(g.PoolBack(), now_ns)
+
+    def _take_result(self, result: link.Result, now_ns: int) -> None:
+        part = self._parts.get(result.part)
+        if part is None or not self._guard.is_open(result.part):
+            self._late_answers += 1
+            return
+        matches = result.nonce_echo == part.nonce and result.generation == part.generation
+        if matches and 0.0 <= result.score <= 1.0:
+            part.result = result
+            self._feed(g.PoolAnswered(result.part), now_ns)
+        else:
+            self._tell("answer.mismatch", f"gpu{result.gpu}", f"seq {part.seq}")
+            self._feed(g.PoolRefused(result.part), now_ns)
+
+    # --- obeying the guard ------------------------------------------------------------------
+
+    def _feed(self, event: g.Event, now_ns: int) -> None:
+        for command in self._guard.handle(event, now_ns):
+            part = None if isinstance(command, g.StartWarm) else self._parts[command.part]
+            match command:
+                case g.OfferToPool():
+                    assert part is not None
+                    self._offer(part, command.pool_due_at_ns)
+                case g.MovePoolDue():
+                    self._pool.tell(link.PoolDue(command.part, command.pool_due_at_ns))
+                case g.StartFallback():
+                    assert part is not None and part.slot is not None
+                    part.is_fallback_started = True
+                    self._reading.add(part.part)
+                    picture = self._slots.picture(part.slot)
+                    ordered_at_ns = time.monotonic_ns()
+                    self._fallback.put(FallbackJob(part.part, picture, part.nonce, ordered_at_ns))
+                case g.StartWarm():
+                    nonce = secrets.randbits(63)
+                    self._fallback.put(
+                        FallbackJob(None, self._warm_picture, nonce, time.monotonic_ns())
+                    )
+                case g.Decide():
+                    assert part is not None
+                    self._decide(part, command)
+
+    def _offer(self, part: OpenPart, pool_due_at_ns: int) -> None:
+        assert part.slot is not None
+        is_told = self._pool.tell(
+            link.Part(
+                part.part,
+                part.slot,
+                part.generation,
+                part.nonce,
+                part.ready_at_ns,
+                pool_due_at_ns,
+                part.due_at_ns,
+            )
+        )
+        if not is_told:
+            self._feed(g.PoolRefused(part.part), time.monotonic_ns())
+
+    def _decide(self, part: OpenPart, command: g.Decide) -> None:
+        settings = self.settings
+        now_ns = time.monotonic_ns()
+        decision = judge(part, command.answered_by, command.reason, self._models, now_ns)
+        self._ledger.sending(part.part)
+        fields = verdict_fields(settings, part, decision, time.monotonic_ns())
+        is_sent = self._output.send(fields)
+        sent_at_ns = fields["sent_ns"] if is_sent else 0
+        row = row_of(settings, part, decision, fields["action"], sent_at_ns)
+        self._write_row(part, row)
+        if decision.answered_by != "pool" and part.ready_at_ns:
+            self._pool.tell(link.Withdrawn(part.part))
+        if part.ready_at_ns or part.slot is None:
+            self._release(part)
+
+    def _write_row(self, part: OpenPart, row: PartRow) -> None:
+        fields = row.as_dict()
+        self._ledger.sent(part.part, fields)
+        self._journal.add("parts", fields)
+
+    def _release(self, part: OpenPart) -> None:
+        """Give the slot back, unless the decode or fallback thread still works on it."""
+        if part.part in self._reading:
+            return
+        if self._parts.pop(part.part, None) is not None and part.slot is not None:
+            self._slots.release(part.slot)
+
+    # --- telling ----------------------------------------------------------------------------
+
+    def _tell(self, kind: str, subject: str, detail: str) -> None:
+        self._journal.add(
+            "events",
+            {
+                "at_ns": time.monotonic_ns(),
+                "unit": f"line-{self.settings.line_id}",
+                "kind": kind,
+                "subject": subject,
+                "detail": detail,
+            },
+        )
+
+    def _tell_lateness(self) -> None:
+        lateness = sorted(self._timer.lateness_ns)
+        self._timer.lateness_ns.clear()
+        if lateness:
+            p99, worst = lateness[int(0.99 * (len(lateness) - 1))], lateness[-1]
+            detail = f"n {len(lateness)} p99 {p99 / 1e6:.3f} ms max {worst / 1e6:.3f} ms"
+            self._tell("timer.lateness", self.settings.line_id, detail)
+        if self._late_answers:
+            self._tell("answers.late", self.settings.line_id, str(self._late_answers))
+            self._late_answers = 0

@@ -1,0 +1,48 @@
+"""What one line's process is told. Made from the plant file by `appliance`; lengths in ns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from lines.admission import Limits
+
+
+@dataclass(frozen=True)
+class LineSettings:
+    """One line, resolved: absolute paths, nanoseconds, endpoints.
+
+    pool_identity (name@sha12), pool_threshold, pool_labels: what an answer of the pool is judged
+    by, and called in the records. wcet_fallback_ns: see `GuardPlan`.
+    """
+
+    line_id: str
+    plant_tag: str
+    camera: str | None
+    frames_endpoint: str
+    verdicts_endpoint: str
+    batcher_endpoint: str
+    journal_endpoint: str
+    keys_folder: Path
+    runtime_folder: Path
+    model_name: str
+    pool_identity: str
+    pool_threshold: float
+    pool_labels: tuple[str, ...]
+    fallback_path: Path
+    fallback_threads: int
+    fallback_concurrent_max: int
+    wcet_fallback_ns: int
+    warm_every_ns: int
+    deadline_ns: int
+    actuation_ns: int
+    output_ns: int
+    timer_ns: int
+    start_ns: int
+    transport_min_ns: int
+    transport_max_ns: int
+    fail_safe: str
+    inhibit_outputs: bool
+    slots: int
+    limits: Limits
+    journal_backlog_s: float

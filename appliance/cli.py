@@ -16,7 +16,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "demo": ("hil_sim.demo:main", "twelve lines, four Tritons, one verdict for every part"),
     "run": ("appliance.supervisor:main", "run a plant's processes on this host"),
     "check": ("appliance.plant_errors:main", "check a plant file"),
-    "profile": ("appliance.profiler:main", "measure worst-case execution times"),
+    "profile": ("appliance.profile_command:main", "measure worst-case execution times"),
     "gate": ("fallback.gate:main", "compare pool model and fallback with the baseline"),
     "check-journal": ("hil_sim.check_journal:main", "decide the promise from the records"),
     "replay": ("appliance.replay:main", "replay a batcher's event journal"),

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from appliance.fallback_load import FallbackLoad
 from appliance.plant import ModelSection, Plant
-from appliance.triton.client import TritonClient
+from appliance.triton.client import CallFailed, TritonClient
 from appliance.triton.goldens import Goldens
 from appliance.triton.region import Region
 from deadline_batcher.profile import (
@@ -28,6 +28,7 @@ from deadline_batcher.profile import (
     load_profile,
     monotone,
 )
+from deadline_batcher.shm import SharedMemoryError
 
 WARM_RUNS = 10
 MARGIN = 1.25
@@ -157,8 +158,12 @@ def measure(plant: Plant, effort: Effort, on_progress: OnProgress) -> None:
         load = FallbackLoad(plant, model)
         try:
             load.start()
+            on_progress("starting every line's fallback", 0, 1)
+            load.wait_running()
             pool = _measure_pool(plant, model, goldens, effort, on_progress)
             fallback = load.finish(effort.fallback_rounds, on_progress)
+        except (CallFailed, SharedMemoryError) as error:
+            raise ProfilerError(str(error)) from None
         finally:
             load.stop()
         _save_pool(plant, model, pool, effort)
@@ -208,14 +213,14 @@ def _measure_pool(
         region = Region(plant.tag, gpu, 1, model.batch_max, goldens.facts.picture_bytes)
         try:
             client.register(region)
-            for size, kept in samples.items():
-                for run in range(WARM_RUNS + effort.runs):
+            for run in range(WARM_RUNS + effort.runs):
+                # Sizes in turn, so that a disturbance falls on all of them and not on one.
+                for size, kept in samples.items():
                     spent_ns = _time_run(client, region, model, goldens, size)
                     if run >= WARM_RUNS:
                         kept.append(spent_ns)
                         done += 1
-                    if run % 5 == 0:
-                        on_progress(f"gpu{gpu} batch {size}", done, total)
+                on_progress(f"gpu{gpu}, batches of 1 to {model.batch_max}", done, total)
             client.unregister(region)
         finally:
             region.unlink()

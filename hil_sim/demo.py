@@ -7,7 +7,6 @@ import contextlib
 import json
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -19,18 +18,17 @@ from types import FrameType
 
 from rich.console import Console
 from rich.live import Live
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from appliance.planning import PlanningError, make_plan, profiles_of
 from appliance.plant import Plant
 from appliance.plant_errors import PlantError, load_plant
 from appliance.processes import tied
 from appliance.profile_cache import keep_profiles, take_profiles
-from appliance.profiler import SHORT, ProfilerError, measure
+from appliance.profile_command import Stopped, answers, profile_plant
+from appliance.profiler import SHORT, ProfilerError
 from appliance.supervisor import Supervisor, SupervisorError
 from appliance.triton.fetch import embedded_server
 from appliance.triton.libpython import FetchError
-from appliance.units import plant_units
 from hil_sim.check_journal import as_json, as_text, judge
 from hil_sim.demo_plant import DemoError, DemoPlant, line_ids, make_demo_plant
 from hil_sim.demo_view import JournalView, plain, table
@@ -40,10 +38,6 @@ START_LIMIT_S = 60.0
 ANCHOR_AFTER_S = 2.5
 SETTLE_S = 0.6
 CAMERA_PROCESSES = 2
-
-
-class Stopped(Exception):  # noqa: N818 - not an error: somebody asked
-    """Ctrl-C or SIGTERM."""
 
 
 class Demo:
@@ -90,27 +84,7 @@ class Demo:
         if not self.options.profile_again and take_profiles(plant):
             return
         self._say("measuring worst-case execution times, once for this machine and model")
-        tritons = [unit for unit in plant_units(plant, plant_file) if "triton" in unit.name]
-        self._supervisor = Supervisor(plant, plant_file, units=tritons)
-        self._supervisor.start()
-        self._wait(lambda: all(_answers(url) for url in plant.pool.endpoints), "the Tritons")
-        with Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            TimeRemainingColumn(),
-            console=self.console,
-            disable=not self.console.is_terminal,
-        ) as progress:
-            task = progress.add_task("profile")
-
-            def on_progress(what: str, done: int, total: int) -> None:
-                if self.stopping.is_set():
-                    raise Stopped
-                progress.update(task, description=what, completed=done, total=total)
-
-            measure(plant, SHORT, on_progress)
-        self._supervisor.stop()
-        self._supervisor = None
+        profile_plant(plant, plant_file, SHORT, self.console, self.stopping)
         keep_profiles(plant)
 
     # --- running ----------------------------------------------------------------------------
@@ -124,7 +98,7 @@ class Demo:
         view = JournalView(journal, line_ids(options.lines), options.gpus)
         try:
             sockets = [line.frames for line in plant.line]
-            self._wait(lambda: all(_answers(url) for url in sockets), "the lines")
+            self._wait(lambda: all(answers(url) for url in sockets), "the lines")
             self._wait(lambda: view.ready_gpus() == options.gpus, "the pool")
             anchor_ns = time.monotonic_ns() + round(ANCHOR_AFTER_S * 1e9)
             self._start_clients(plant_file, anchor_ns)
@@ -253,13 +227,6 @@ class Demo:
                     f"(run again with --keep DIR to keep them)"
                 )
             self._pause(0.1)
-
-
-def _answers(url: str) -> bool:
-    host, _, port = url.rpartition("://")[2].rpartition(":")
-    with socket.socket() as probe:
-        probe.settimeout(0.5)
-        return probe.connect_ex((host, int(port))) == 0
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -149,12 +149,13 @@ class Admission:
     def frame(
         self,
         routing_id: bytes,
+        key_name: str,
         header: FrameHeader,
         payload_bytes: int | None,
         has_free_slot: bool,
         now_ns: int,
     ) -> Admitted:
-        """A frame arrived; `payload_bytes` is None if it had no payload."""
+        """A frame arrived, under the key `key_name`; `payload_bytes` is None without a payload."""
         if header.line != self._line_id:
             return Admitted(Refusal("line", f"this is {self._line_id}"), (), 0)
         if self._is_part_seen(header.part_id, now_ns):
@@ -165,7 +166,7 @@ class Admission:
             present is None
             or present.routing_id != routing_id
             or present.session != header.session
-            or present.camera != header.camera
+            or not present.camera == header.camera == key_name
         ):
             self._remember(header.part_id, now_ns)
             return Admitted(Refusal("session", "no hello for this session; send hello"), (), 0)

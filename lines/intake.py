@@ -117,13 +117,8 @@ class Intake:
         self, routing_id: bytes, key_name: str, frame: wire.Frame, payload: Any, now_ns: int
     ) -> None:
         size = None if payload is None else len(payload)
-        if frame.camera != key_name:
-            self._tell("reject", "session", f"key {key_name} speaks for {frame.camera}")
-            detail = f"key {key_name} is not camera {frame.camera}"
-            self.answer(routing_id, wire.reject(frame.seq, "session", detail, frame.session))
-            return
         has_free_slot = self._sink.free_slots > 0
-        admitted = self._admission.frame(routing_id, frame, size, has_free_slot, now_ns)
+        admitted = self._admission.frame(routing_id, key_name, frame, size, has_free_slot, now_ns)
         self._lost(frame.session, admitted.lost, admitted.lost_count, now_ns)
         refusal = admitted.refusal
         if refusal is None:

@@ -75,7 +75,7 @@ def best_threshold(real: tuple[Scores, Truth], made: tuple[Scores, Truth]) -> fl
     """
     grid = np.linspace(0.02, 0.98, 193)
     worth = np.array([2.0 * _balanced(*real, t) + _balanced(*made, t) for t in grid])
-    # Hold-out is small, so its curve is smoothed before its top is believed.
+    # The samples are few, so the curve is smoothed before its top is believed.
     smooth = np.convolve(np.pad(worth, 4, mode="edge"), np.full(9, 1 / 9), mode="valid")
     top = grid[smooth >= smooth.max() - 1e-9]
     return round(float((top[0] + top[-1]) / 2), 4)

@@ -208,7 +208,7 @@ def describe(path: Path, name: str, threshold: float) -> None:
 
 
 def choose_threshold(path: Path, photographs: list[Sample], drawn: list[Sample]) -> float:
-    """Threshold of the model at `path` from held-out samples; the test pictures play no part."""
+    """Threshold of the model at `path`; the test photographs play no part."""
     real = scores_of(path, photographs), np.array([s.is_defect for s in photographs])
     made = scores_of(path, drawn), np.array([s.is_defect for s in drawn])
     return best_threshold(real, made)

@@ -79,7 +79,7 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
 def _train(arguments: argparse.Namespace) -> dict[str, Any]:
     """Train, export and quantise both models into --out; gives the card's entry on training."""
     import torch  # only here: measuring must work where PyTorch is not installed
-    from tile_learning import Course, choose_threshold, describe, export, quantise, teach
+    from tile_learning import Course, export, quantise, teach
     from tile_nets import fallback_net, pool_net
 
     torch.set_num_threads(arguments.threads)
@@ -97,8 +97,9 @@ def _train(arguments: argparse.Namespace) -> dict[str, Any]:
     )
     out: Path = arguments.out
     with tempfile.TemporaryDirectory() as scratch:
-        pool_path, student_path = Path(scratch) / POOL_FILE, Path(scratch) / "student.onnx"
-        fallback_path = Path(scratch) / FALLBACK_FILE
+        scratch_folder = Path(scratch)
+        pool_path, fallback_path = scratch_folder / POOL_FILE, scratch_folder / FALLBACK_FILE
+        student_path = scratch_folder / "student.onnx"
         _say("pool model")
         course = Course(arguments.epochs, seed=arguments.seed)
         pool = teach(pool_net(), learning, drawn, course=course, say=_say)
@@ -108,13 +109,9 @@ def _train(arguments: argparse.Namespace) -> dict[str, Any]:
         student = teach(fallback_net(), learning, drawn, course=course, say=_say, teacher=pool)
         export(student, student_path)
         quantise(student_path, fallback_path, [*learning, *drawn[:200]])
-        for path, name in ((pool_path, NAME), (fallback_path, f"{NAME}-int8")):
-            threshold = choose_threshold(path, holdout, drawn_holdout)
-            describe(path, name, threshold)
-            defect = np.array([sample.is_defect for sample in holdout])
-            held_out = auroc(scores_of(path, holdout), defect)
-            _say(f"{name}: threshold {threshold}, AUROC on held-out photographs {held_out:.4f}")
-            shutil.copyfile(path, out / path.name)
+        held_out = _finish(scratch_folder, (learning, holdout, drawn_holdout))
+        for name in (POOL_FILE, FALLBACK_FILE):
+            shutil.copyfile(scratch_folder / name, out / name)
     return {
         "command": "python models/train.py --tiles ../shared/data/tiles"
         f" --epochs {arguments.epochs} --seed {arguments.seed}",
@@ -122,9 +119,35 @@ def _train(arguments: argparse.Namespace) -> dict[str, Any]:
         "epochs": {"pool": arguments.epochs, "fallback": arguments.epochs * 4 // 3},
         "photographs": _counts(learning),
         "held_out_photographs": _counts(holdout),
+        "held_out_auroc": held_out,
         "procedural": {"learned": DRAWN_COUNT, "held_out": HOLDOUT_DRAWN, "first_seed": TRAIN_SEED},
         "torch": torch.__version__,
     }
+
+
+def _finish(
+    folder: Path, samples: tuple[list[Sample], list[Sample], list[Sample]]
+) -> dict[str, float]:
+    """Give both models in `folder` their thresholds and metadata; AUROC on held-out photographs.
+
+    `samples` are the learned and the held-out photographs and the held-out procedural pictures. The
+    threshold comes from all three: the few held-out photographs alone put the thresholds of the two
+    far apart on a flat curve, and so made pool and fallback disagree.
+    """
+    from tile_learning import choose_threshold, describe
+
+    learning, holdout, drawn = samples
+    defect = np.array([sample.is_defect for sample in holdout])
+    held_out: dict[str, float] = {}
+    for role, file, name in (
+        ("pool", POOL_FILE, NAME),
+        ("fallback", FALLBACK_FILE, f"{NAME}-int8"),
+    ):
+        threshold = choose_threshold(folder / file, [*learning, *holdout], drawn)
+        describe(folder / file, name, threshold)
+        held_out[role] = round(auroc(scores_of(folder / file, holdout), defect), 4)
+        _say(f"{name}: threshold {threshold}, AUROC on held-out photographs {held_out[role]}")
+    return held_out
 
 
 def _counts(samples: list[Sample]) -> dict[str, int]:

@@ -6,6 +6,7 @@ beyond any deadline: the deadline is the scheduler's, not the client's.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +18,7 @@ from appliance.triton.region import Region
 
 CONTROL_LIMIT_S = 1.0
 INFER_LIMIT_S = 60.0
+UNREGISTER_LIMIT_S = 2.0
 RECONNECT_MAX_MS = 500
 
 OnAnswer = Callable[[str | None], None]
@@ -91,13 +93,26 @@ class TritonClient:
             raise CallFailed(str(error)) from None
 
     def unregister(self, region: Region) -> None:
-        """Unregister our own region by name. Raises CallFailed."""
-        try:
-            self._client.unregister_system_shared_memory(
-                region.name, client_timeout=CONTROL_LIMIT_S
-            )
-        except InferenceServerException as error:
-            raise CallFailed(str(error)) from None
+        """Unregister our own region by name; wait until it is absent. Raises CallFailed.
+
+        Triton lets go of a region shortly after the answer that used it: until then it refuses.
+        """
+        end_s = time.monotonic() + UNREGISTER_LIMIT_S
+        while True:
+            try:
+                self._client.unregister_system_shared_memory(
+                    region.name, client_timeout=CONTROL_LIMIT_S
+                )
+                known = self._client.get_system_shared_memory_status(client_timeout=CONTROL_LIMIT_S)
+            except InferenceServerException as error:
+                if "in use" not in str(error) or time.monotonic() > end_s:
+                    raise CallFailed(str(error)) from None
+            else:
+                if region.name not in known.regions:
+                    return
+                if time.monotonic() > end_s:
+                    raise CallFailed(f"{region.name} is still registered")
+            time.sleep(0.005)
 
     def counters(self, model: str) -> Counters:
         """The model's statistics. Raises CallFailed."""

@@ -67,6 +67,15 @@ class Timer:
             self.lateness_ns.append(max(0, now_ns - at_ns))
         return at_ns
 
+    def take_lateness(self) -> str | None:
+        """How late instants were served since last asked, for a record; None if none was."""
+        ordered = sorted(self.lateness_ns)
+        self.lateness_ns.clear()
+        if not ordered:
+            return None
+        p99_ns, worst_ns = ordered[int(0.99 * (len(ordered) - 1))], ordered[-1]
+        return f"n {len(ordered)} p99 {p99_ns / 1e6:.3f} ms max {worst_ns / 1e6:.3f} ms"
+
     def close(self) -> None:
         """Give the descriptor back."""
         os.close(self._handle)

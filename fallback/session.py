@@ -20,6 +20,9 @@ Nonces = npt.NDArray[np.int64]
 Scores = npt.NDArray[np.float32]
 
 
+WARM_RUNS = 5
+
+
 def identity(name: str, sha256: str) -> str:
     """How every record names a model: the plant file's name, and its file's hash in short."""
     return f"{name}@{sha256[:12]}"
@@ -97,6 +100,13 @@ class Session:
         name = properties.get("takt.name", path.stem)
         height, width, channels = shape
         return ModelFacts(name, sha256, (height, width, channels), threshold, labels)
+
+    def warm_up(self, picture: Pictures) -> None:
+        """Run one picture [height, width, channels] a few times. Raises SessionError."""
+        for nonce in range(WARM_RUNS):
+            _, echo = self.run(picture[np.newaxis], np.array([nonce], np.int64))
+            if int(echo[0]) != nonce:
+                raise SessionError("the model does not echo its nonce")
 
     def run(self, pictures: Pictures, nonces: Nonces) -> tuple[Scores, Nonces]:
         """Scores [n] and echoed nonces [n] of pictures [n, height, width, channels]."""

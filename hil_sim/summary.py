@@ -78,14 +78,15 @@ def summarise(evidence: Evidence, report: Report) -> dict[str, Any]:
 
 
 def _batches(evidence: Evidence) -> dict[str, Any]:
-    sizes = Counter(int(batch["size"]) for batch in evidence.batches)
+    batches = [batch for batch in evidence.batches if batch["batch_id"] > 0]
+    sizes = Counter(int(batch["size"]) for batch in batches)
     count = sum(sizes.values())
     parts = sum(size * times for size, times in sizes.items())
     return {
         "count": count,
         "by_size": {str(size): sizes[size] for size in sorted(sizes)},
         "mean_size": round(parts / count, 3) if count else None,
-        "outcomes": dict(Counter(str(batch["outcome"]) for batch in evidence.batches)),
+        "outcomes": dict(Counter(str(batch["outcome"]) for batch in batches)),
     }
 
 

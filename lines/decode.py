@@ -22,6 +22,7 @@ Picture = npt.NDArray[np.uint8]
 CHANNELS = {"Mono8": 1, "Mono16": 1, "BayerRG8": 1, "RGB8": 3, "BGR8": 3}
 BYTES_PER_PIXEL = {"Mono8": 1, "Mono16": 2, "BayerRG8": 1, "RGB8": 3, "BGR8": 3}
 _PNG_HEAD = struct.Struct(">8s4x4sIIBB")  # signature, length, IHDR, width, height, depth, colour
+_JPEG_SIGNATURE = b"\xff\xd8\xff"
 _PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 
 cv2.setNumThreads(1)
@@ -60,6 +61,8 @@ def decode(header: FrameHeader, payload: Any, shape: tuple[int, int, int]) -> Pi
     """
     if crc32c.crc32c(payload) != header.crc32c:
         raise DecodeError("checksum", "crc32c of the payload is not the header's")
+    if not header.width or not header.height:
+        raise DecodeError("size", f"{header.width}x{header.height} holds no pixel")
     try:
         if header.encoding == "jpeg":
             pixels = _jpeg(header, payload)
@@ -67,9 +70,9 @@ def decode(header: FrameHeader, payload: Any, shape: tuple[int, int, int]) -> Pi
             pixels = _png(header, payload)
         else:
             pixels = _raw(header, payload)
+        return to_model(pixels, shape)
     except (cv2.error, ValueError, OverflowError, MemoryError) as error:
         raise DecodeError("decode", str(error).strip()[:200]) from None
-    return to_model(pixels, shape)
 
 
 def to_model(pixels: Picture, shape: tuple[int, int, int]) -> Picture:
@@ -91,7 +94,8 @@ def _check_size(header: FrameHeader, width: int, height: int) -> None:
 
 
 def _jpeg(header: FrameHeader, payload: Any) -> Picture:
-    if not simplejpeg.is_jpeg(payload):
+    # Not `is_jpeg`: that wants the end too, and a JPEG cut short is one that does not decode.
+    if bytes(memoryview(payload)[:3]) != _JPEG_SIGNATURE:
         raise DecodeError("format", "not a JPEG")
     height, width, colorspace, _ = simplejpeg.decode_jpeg_header(payload, strict=True)
     _check_size(header, width, height)

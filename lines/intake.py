@@ -55,15 +55,14 @@ class Intake:
         self._sink = sink
         self._tell = tell
 
-    def on_readable(self, clock_ns: Callable[[], int], messages_max: int) -> bool:
-        """Take at most `messages_max` messages; whether there may be more."""
+    def on_readable(self, clock_ns: Callable[[], int], messages_max: int) -> None:
+        """Take at most `messages_max` messages: the loop's other duties come round in between."""
         for _ in range(messages_max):
             try:
                 frames = self.socket.recv_multipart(zmq.NOBLOCK, copy=False)
             except zmq.Again:
-                return False
+                return
             self._on_message(frames, clock_ns())
-        return True
 
     def answer(self, routing_id: bytes, frames: list[bytes]) -> None:
         """Send to a camera; one that has left is an event, not an error."""

@@ -126,7 +126,7 @@ BATCHES: Final = Table(
     "batches",
     ("epoch", "batch_id"),
     _columns(
-        ("batch_id", "INTEGER", "counted from 1 in one start of the batcher"),
+        ("batch_id", "INTEGER", "counted from 1 in one start of the batcher; goldens from -1 down"),
         ("epoch", "INTEGER", "which start of the batcher"),
         ("gpu", "TEXT", "the engine"),
         ("model", "TEXT", "name@sha12"),
@@ -136,7 +136,7 @@ BATCHES: Final = Table(
         ("dispatched_at_ns", "INTEGER", "the core decided to run it"),
         ("sent_at_ns", "INTEGER", "the call left"),
         ("answered_at_ns", "INTEGER", "the answer came; 0: never"),
-        ("outcome", "TEXT", "ok, or what went wrong"),
+        ("outcome", "TEXT", "ok, golden, or what went wrong"),
     ),
     (("gpu", "sent_at_ns"),),
 )

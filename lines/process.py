@@ -21,15 +21,14 @@ from fallback import guard as g
 from fallback.session import Session, identity
 from lines import wire
 from lines.admission import Admission, Refusal
-from lines.clock import Capture, ClockMap
 from lines.intake import Intake
 from lines.journal_link import JournalSender
 from lines.keys import AllowList
 from lines.ledger import Ledger
 from lines.output import VerdictOutput
-from lines.parts import Decision, ModelIdentity, OpenPart, due_times, judge, row_of, verdict_fields
+from lines.part_book import PartBook
+from lines.parts import ModelIdentity, OpenPart, judge, row_of, verdict_fields
 from lines.pool_link import PoolLink
-from lines.record import PartRow
 from lines.settings import LineSettings
 from lines.slots import SlotWriter, slot_stride
 from lines.sockets import (
@@ -54,7 +53,6 @@ MESSAGES_PER_TURN = 4
 LATENESS_EVERY_NS = 10_000_000_000
 MESSAGE_BYTES_MARGIN = 8192
 JOURNAL_ROWS_MAX = 20_000
-WARM_RUNS_AT_START = 5
 
 
 class LineProcess:
@@ -82,7 +80,7 @@ class LineProcess:
         )
         self._slots = SlotWriter(segment, settings.slots, facts.picture_bytes)
         self._warm_picture = np.full(facts.shape, 128, np.uint8)
-        self._warm_up()
+        self._session.warm_up(self._warm_picture)
         self._decoder = JobThread("decode", decoding(self._slots, facts.shape), self._signal)
         locks = CoreLocks(
             settings.runtime_folder, settings.fallback_concurrent_max, hash(segment.name) & 0xFF
@@ -97,11 +95,7 @@ class LineProcess:
             ),
             time.monotonic_ns(),
         )
-        self._parts: dict[int, OpenPart] = {}
-        self._reading: set[int] = set()  # parts whose slot the fallback thread still reads
-        self._next_part = 1
         self._late_answers = 0
-        self._clock = self._new_clock()
         hello = link.Hello(
             line=settings.line_id,
             model=settings.model_name,
@@ -118,16 +112,10 @@ class LineProcess:
             JOURNAL_ROWS_MAX,
         )
         self._ledger = Ledger(settings.plant_tag, settings.line_id)
+        self._book = PartBook(settings, self._slots, self._ledger)
         self._bind()
 
     # --- start ------------------------------------------------------------------------------
-
-    def _warm_up(self) -> None:
-        pictures = self._warm_picture.reshape(1, *self._session.facts.shape)
-        for nonce in range(WARM_RUNS_AT_START):
-            _, echo = self._session.run(pictures, np.array([nonce], np.int64))
-            if int(echo[0]) != nonce:
-                raise RuntimeError("the fallback model does not echo its nonce")
 
     def _bind(self) -> None:
         settings = self.settings
@@ -217,7 +205,7 @@ class LineProcess:
         self._take_pool()
         self._output.on_readable(time.monotonic_ns())
         self._journal.on_readable()
-        has_more = self._intake.on_readable(time.monotonic_ns, MESSAGES_PER_TURN)
+        self._intake.on_readable(time.monotonic_ns, MESSAGES_PER_TURN)
         now_ns = time.monotonic_ns()
         self._feed(g.TimeReached(), now_ns)
         self._journal.flush(now_ns)
@@ -226,13 +214,12 @@ class LineProcess:
             self._pool.beat(now_ns),
             self._journal.flush_due_at_ns(),
             self._guard.wakeup_at_ns(),
-            now_ns if has_more else None,
         ]
         self._timer.arm(min((at for at in wakeups if at is not None), default=None))
 
     def _finish(self) -> None:
         """Answer what is open, hand the journal its rows, give everything back."""
-        for number in list(self._parts):
+        for number in self._book.numbers():
             if self._guard.is_open(number):
                 self._feed(g.PictureBad(number, "stop"), time.monotonic_ns())
         self._tell_lateness()
@@ -251,94 +238,49 @@ class LineProcess:
 
     def new_session(self) -> None:
         """A camera started: its clock is a new one."""
-        self._clock = self._new_clock()
-
-    def _new_clock(self) -> ClockMap:
-        return ClockMap(self.settings.transport_min_ns, self.settings.transport_max_ns)
+        self._book.new_clock()
 
     def accept(
         self, routing_id: bytes, frame: wire.Frame, payload: Any, arrived_at_ns: int
     ) -> None:
         """A frame was let in: from here on its part gets its one verdict."""
-        part = self._open(routing_id, frame, len(payload), arrived_at_ns)
+        part = self._book.open(routing_id, frame, len(payload), arrived_at_ns)
+        self._feed(g.PartAccepted(part.part, part.due_at_ns), arrived_at_ns)
         if part.capture.is_late:
             self._reject_open(part, "late", "captured longer ago than transport_max_ms")
             return
-        part.slot = self._slots.take()
-        part.nonce = secrets.randbits(63)
-        self._feed(g.PartAccepted(part.part, part.due_at_ns), arrived_at_ns)
-        assert part.slot is not None  # admission found a free one in this same turn
-        self._decoder.put(DecodeJob(part.part, frame, payload, part.slot, part.nonce))
+        if self._guard.is_open(part.part):
+            slot = self._book.take_slot(part)
+            self._decoder.put(DecodeJob(part.part, frame, payload, slot, part.nonce))
 
     def refuse_owed(
         self, routing_id: bytes, frame: wire.Frame, refusal: Refusal, arrived_at_ns: int
     ) -> None:
         """A frame that names its part was refused: the part is on the belt all the same."""
-        part = self._open(routing_id, frame, 0, arrived_at_ns)
+        part = self._book.open(routing_id, frame, 0, arrived_at_ns)
         self._feed(g.PartAccepted(part.part, part.due_at_ns), arrived_at_ns)
         self._feed(g.PictureBad(part.part, refusal.reason), arrived_at_ns)
 
     def lose(self, session: str, seq: int, noticed_at_ns: int) -> None:
-        """A frame never came. Nobody knows when its part reaches the gate: it is said at once."""
-        number = self._new_number()
-        capture = Capture(noticed_at_ns, "none", False)
-        due_at_ns, deadline_at_ns = due_times(self.settings, noticed_at_ns)
-        part = OpenPart(
-            number, b"", session, seq, "", 0, capture, noticed_at_ns, due_at_ns, deadline_at_ns
-        )
-        part.is_owed = False
-        self._parts[number] = part
-        self._feed(g.PartAccepted(number, due_at_ns), noticed_at_ns)
-        self._feed(g.PictureBad(number, "lost"), noticed_at_ns)
-
-    def _new_number(self) -> int:
-        number, self._next_part = self._next_part, self._next_part + 1
-        return number
-
-    def _open(
-        self, routing_id: bytes, frame: wire.Frame, picture_bytes: int, arrived_at_ns: int
-    ) -> OpenPart:
-        capture = self._clock.map(frame.captured_ns, frame.clock, arrived_at_ns)
-        due_at_ns, deadline_at_ns = due_times(self.settings, capture.captured_at_ns)
-        part = OpenPart(
-            part=self._new_number(),
-            routing_id=routing_id,
-            session=frame.session,
-            seq=frame.seq,
-            part_id=frame.part_id,
-            captured_ns=frame.captured_ns,
-            capture=capture,
-            received_at_ns=arrived_at_ns,
-            due_at_ns=due_at_ns,
-            deadline_at_ns=deadline_at_ns,
-            crc32c=frame.crc32c,
-            picture_bytes=picture_bytes,
-        )
-        self._parts[part.part] = part
-        in_doubt = Decision("UNINSPECTED", "restart", "failsafe", None, None, arrived_at_ns)
-        in_doubt.stages_ns = dict.fromkeys(
-            ("transport", "decode", "queue", "window", "gather", "model", "post"), 0
-        )
-        row = row_of(self.settings, part, in_doubt, self.settings.fail_safe, 0)
-        self._ledger.accept(part.part, row.as_dict())
-        return part
+        """A frame never came: said at once, because nobody knows when its part is at the gate."""
+        part = self._book.open_lost(session, seq, noticed_at_ns)
+        self._feed(g.PartAccepted(part.part, part.due_at_ns), noticed_at_ns)
+        self._feed(g.PictureBad(part.part, "lost"), noticed_at_ns)
 
     def _reject_open(self, part: OpenPart, reason: str, detail: str) -> None:
         self._tell("reject", reason, f"seq {part.seq}: {detail}")
         self._intake.answer(part.routing_id, wire.reject(part.seq, reason, detail, part.session))
-        if not self._guard.is_open(part.part) and part.slot is None:
-            self._feed(g.PartAccepted(part.part, part.due_at_ns), part.received_at_ns)
         self._feed(g.PictureBad(part.part, reason), time.monotonic_ns())
 
     def _take_outcomes(self) -> None:
         while self._decoder.outcomes:
             decoded = self._decoder.outcomes.popleft()
-            part = self._parts.get(decoded.part)
+            part = self._book.get(decoded.part)
             if part is None:
                 continue
             if decoded.reason:
                 self._reject_open(part, decoded.reason, decoded.detail)
-                self._release(part)
+                self._book.close(part)
                 continue
             part.ready_at_ns, part.generation = decoded.done_at_ns, decoded.generation
             part.is_acked = True
@@ -347,7 +289,7 @@ class LineProcess:
                 self._warm_picture = self._slots.picture(part.slot).copy()
             self._feed(g.PictureReady(part.part), time.monotonic_ns())
             if not self._guard.is_open(part.part):
-                self._release(part)
+                self._book.close(part)
         while self._fallback.outcomes:
             run = self._fallback.outcomes.popleft()
             if run.detail:
@@ -355,13 +297,13 @@ class LineProcess:
             if run.part is None:
                 self._feed(g.WarmDone(), time.monotonic_ns())
                 continue
-            self._reading.discard(run.part)
-            part = self._parts.get(run.part)
+            self._book.read_ended(run.part)
+            part = self._book.get(run.part)
             if part is not None:
                 part.fallback = run
             self._feed(g.FallbackDone(run.part, run.ok), time.monotonic_ns())
             if part is not None and not self._guard.is_open(run.part):
-                self._release(part)
+                self._book.close(part)
 
     def _take_pool(self) -> None:
         try:
@@ -380,7 +322,7 @@ class LineProcess:
                 self._feed(g.PoolBack(), now_ns)
 
     def _take_result(self, result: link.Result, now_ns: int) -> None:
-        part = self._parts.get(result.part)
+        part = self._book.get(result.part)
         if part is None or not self._guard.is_open(result.part):
             self._late_answers += 1
             return
@@ -396,7 +338,7 @@ class LineProcess:
 
     def _feed(self, event: g.Event, now_ns: int) -> None:
         for command in self._guard.handle(event, now_ns):
-            part = None if isinstance(command, g.StartWarm) else self._parts[command.part]
+            part = None if isinstance(command, g.StartWarm) else self._book[command.part]
             match command:
                 case g.OfferToPool():
                     assert part is not None
@@ -406,7 +348,7 @@ class LineProcess:
                 case g.StartFallback():
                     assert part is not None and part.slot is not None
                     part.is_fallback_started = True
-                    self._reading.add(part.part)
+                    self._book.read_begins(part)
                     picture = self._slots.picture(part.slot)
                     ordered_at_ns = time.monotonic_ns()
                     self._fallback.put(FallbackJob(part.part, picture, part.nonce, ordered_at_ns))
@@ -443,45 +385,22 @@ class LineProcess:
         fields = verdict_fields(settings, part, decision, time.monotonic_ns())
         is_sent = self._output.send(fields)
         sent_at_ns = fields["sent_ns"] if is_sent else 0
-        row = row_of(settings, part, decision, fields["action"], sent_at_ns)
-        self._write_row(part, row)
+        row = row_of(settings, part, decision, fields["action"], sent_at_ns).as_dict()
+        self._ledger.sent(part.part, row)
+        self._journal.add("parts", row)
         if decision.answered_by != "pool" and part.ready_at_ns:
             self._pool.tell(link.Withdrawn(part.part))
         if part.ready_at_ns or part.slot is None:
-            self._release(part)
-
-    def _write_row(self, part: OpenPart, row: PartRow) -> None:
-        fields = row.as_dict()
-        self._ledger.sent(part.part, fields)
-        self._journal.add("parts", fields)
-
-    def _release(self, part: OpenPart) -> None:
-        """Give the slot back, unless the decode or fallback thread still works on it."""
-        if part.part in self._reading:
-            return
-        if self._parts.pop(part.part, None) is not None and part.slot is not None:
-            self._slots.release(part.slot)
+            self._book.close(part)
 
     # --- telling ----------------------------------------------------------------------------
 
     def _tell(self, kind: str, subject: str, detail: str) -> None:
-        self._journal.add(
-            "events",
-            {
-                "at_ns": time.monotonic_ns(),
-                "unit": f"line-{self.settings.line_id}",
-                "kind": kind,
-                "subject": subject,
-                "detail": detail,
-            },
-        )
+        self._journal.event(time.monotonic_ns(), kind, subject, detail)
 
     def _tell_lateness(self) -> None:
-        lateness = sorted(self._timer.lateness_ns)
-        self._timer.lateness_ns.clear()
-        if lateness:
-            p99, worst = lateness[int(0.99 * (len(lateness) - 1))], lateness[-1]
-            detail = f"n {len(lateness)} p99 {p99 / 1e6:.3f} ms max {worst / 1e6:.3f} ms"
+        detail = self._timer.take_lateness()
+        if detail:
             self._tell("timer.lateness", self.settings.line_id, detail)
         if self._late_answers:
             self._tell("answers.late", self.settings.line_id, str(self._late_answers))

@@ -83,6 +83,9 @@ def decoding(
             picture = decode(job.header, job.payload, shape)
         except DecodeError as error:
             return DecodeOutcome(job.part, 0, error.reason, error.detail, time.monotonic_ns())
+        except Exception as error:  # whatever a picture does, the thread must see the next one
+            detail = f"{type(error).__name__}: {error}"[:200]
+            return DecodeOutcome(job.part, 0, "decode", detail, time.monotonic_ns())
         generation = slots.write(job.slot, picture, job.nonce)
         return DecodeOutcome(job.part, generation, "", "", time.monotonic_ns())
 

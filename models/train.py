@@ -28,7 +28,7 @@ GATE_CANDIDATES = 600
 NAME = "tile-defects"
 
 EXAMPLE = """example:
-  python models/train.py --tiles ../shared/data/tiles --epochs 40
+  python models/train.py --tiles ../shared/data/tiles --epochs 26
   python models/train.py --tiles ../shared/data/tiles --evaluate-only
   python models/train.py --gate-pictures candidates.npz
 """
@@ -53,7 +53,7 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
         "--out", type=Path, default=here, help="folder of the model files (default: models)"
     )
     parser.add_argument(
-        "--epochs", type=int, default=40, help="passes for the pool model (default: 40)"
+        "--epochs", type=int, default=26, help="passes for the pool model (default: 26)"
     )
     parser.add_argument(
         "--seed", type=int, default=1, help="seed of split, weights and views (default: 1)"

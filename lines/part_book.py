@@ -1,0 +1,109 @@
+"""The open parts of a line: numbered, placed in time, written to the ledger, given a slot."""
+
+from __future__ import annotations
+
+import secrets
+
+from lines import wire
+from lines.clock import Capture, ClockMap
+from lines.ledger import Ledger
+from lines.parts import Decision, OpenPart, due_times, row_of
+from lines.settings import LineSettings
+from lines.slots import SlotWriter
+
+_NO_STAGES = dict.fromkeys(("transport", "decode", "queue", "window", "gather", "model", "post"), 0)
+
+
+class PartBook:
+    """Every part from its arrival until nothing works on its slot any more."""
+
+    def __init__(self, settings: LineSettings, slots: SlotWriter, ledger: Ledger) -> None:
+        self._settings = settings
+        self._slots = slots
+        self._ledger = ledger
+        self._parts: dict[int, OpenPart] = {}
+        self._reading: set[int] = set()
+        self._next_number = 1
+        self.new_clock()
+
+    def __getitem__(self, number: int) -> OpenPart:
+        return self._parts[number]
+
+    def get(self, number: int) -> OpenPart | None:
+        """The part, or None once it is over."""
+        return self._parts.get(number)
+
+    def numbers(self) -> list[int]:
+        """The numbers of all parts, oldest first."""
+        return list(self._parts)
+
+    def new_clock(self) -> None:
+        """A camera started: its clock is a new one."""
+        settings = self._settings
+        self._clock = ClockMap(settings.transport_min_ns, settings.transport_max_ns)
+
+    def open(
+        self, routing_id: bytes, frame: wire.Frame, picture_bytes: int, arrived_at_ns: int
+    ) -> OpenPart:
+        """A part is owed a verdict: in the ledger before anybody is told."""
+        capture = self._clock.map(frame.captured_ns, frame.clock, arrived_at_ns)
+        due_at_ns, deadline_at_ns = due_times(self._settings, capture.captured_at_ns)
+        part = OpenPart(
+            part=self._new_number(),
+            routing_id=routing_id,
+            session=frame.session,
+            seq=frame.seq,
+            part_id=frame.part_id,
+            captured_ns=frame.captured_ns,
+            capture=capture,
+            received_at_ns=arrived_at_ns,
+            due_at_ns=due_at_ns,
+            deadline_at_ns=deadline_at_ns,
+            crc32c=frame.crc32c,
+            picture_bytes=picture_bytes,
+        )
+        self._parts[part.part] = part
+        in_doubt = Decision("UNINSPECTED", "restart", "failsafe", None, None, arrived_at_ns)
+        in_doubt.stages_ns = _NO_STAGES
+        row = row_of(self._settings, part, in_doubt, self._settings.fail_safe, 0)
+        self._ledger.accept(part.part, row.as_dict())
+        return part
+
+    def open_lost(self, session: str, seq: int, noticed_at_ns: int) -> OpenPart:
+        """A frame never came. Nobody knows when its part reaches the gate."""
+        number = self._new_number()
+        capture = Capture(noticed_at_ns, "none", False)
+        due_at_ns, deadline_at_ns = due_times(self._settings, noticed_at_ns)
+        part = OpenPart(
+            number, b"", session, seq, "", 0, capture, noticed_at_ns, due_at_ns, deadline_at_ns
+        )
+        part.is_owed = False
+        self._parts[number] = part
+        return part
+
+    def take_slot(self, part: OpenPart) -> int:
+        """A slot and a nonce for the part's picture; admission found one free in this turn."""
+        slot = self._slots.take()
+        if slot is None:
+            raise RuntimeError("a frame was let in without a free slot")
+        part.slot, part.nonce = slot, secrets.randbits(63)
+        return slot
+
+    def read_begins(self, part: OpenPart) -> None:
+        """The fallback thread reads the part's slot from here on."""
+        self._reading.add(part.part)
+
+    def read_ended(self, number: int) -> None:
+        """The fallback thread no longer reads the part's slot."""
+        self._reading.discard(number)
+
+    def close(self, part: OpenPart) -> None:
+        """Give the slot back and forget the part, unless the fallback thread still reads it."""
+        if part.part in self._reading:
+            return
+        if self._parts.pop(part.part, None) is not None and part.slot is not None:
+            self._slots.release(part.slot)
+
+    def _new_number(self) -> int:
+        number, self._next_number = self._next_number, self._next_number + 1
+        return number

@@ -98,12 +98,11 @@ class Demo:
         view = JournalView(journal, line_ids(options.lines), options.gpus)
         try:
             sockets = [line.frames for line in plant.line]
+            self._say(f"starting {options.lines} lines and {options.gpus} Tritons")
             self._wait(lambda: all(answers(url) for url in sockets), "the lines")
             self._wait(lambda: view.ready_gpus() == options.gpus, "the pool")
             anchor_ns = time.monotonic_ns() + round(ANCHOR_AFTER_S * 1e9)
             self._start_clients(plant_file, anchor_ns)
-            to_first_s = anchor_ns / 1e9 - self._started_s
-            self._say(f"first picture {to_first_s:.1f} s after the command")
             self._watch(view, anchor_ns)
         finally:
             view.close()
@@ -178,7 +177,13 @@ class Demo:
         logs = self.folder / "logs"
         evidence = read_evidence(plant.path(plant.paths.journal) / "journal.sqlite", logs)
         report = judge(evidence)
-        figures = as_json(evidence, report)
+        judged = as_json(evidence, report)
+        figures = {**judged.pop("figures"), **judged}
+        sent_at_ns = [row.sent_at_ns for row in evidence.parts if row.sent_at_ns]
+        if sent_at_ns:
+            first_s = min(sent_at_ns) / 1e9 - self._started_s
+            figures["first_verdict_s"] = round(first_s, 3)
+            self._say(f"first verdict {first_s:.1f} s after the command")
         if self.options.json:
             self.options.json.write_text(json.dumps(figures, indent=2) + "\n")
         self.console.print(as_text(evidence, report), markup=False, highlight=False)

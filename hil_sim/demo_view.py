@@ -105,7 +105,9 @@ class JournalView:
 
     def _gpu_figures(self) -> list[GpuFigures]:
         states = self._states()
-        sql = "SELECT gpu, count(*), avg(size) FROM batches WHERE outcome = 'ok' AND batch_id > 0 GROUP BY gpu"
+        sql = """
+            SELECT gpu, count(*), avg(size) FROM batches
+            WHERE outcome = 'ok' AND batch_id > 0 GROUP BY gpu"""
         work = {str(row[0]): row[1:] for row in self._rows(sql)}
         return [
             GpuFigures(gpu, states[gpu], int(str(count)), float(str(mean)))

@@ -98,9 +98,12 @@ class Intake:
 
     def _hello(self, routing_id: bytes, key_name: str, hello: wire.Hello, now_ns: int) -> None:
         former = self._admission.session
-        refusal = self._admission.hello(routing_id, key_name, hello, now_ns)
-        if refusal is None and hello.pixel_format not in wire.PIXEL_FORMATS:
+        # Before admission, which makes whom it does not refuse the line's camera.
+        refusal: Refusal | None = None
+        if hello.pixel_format not in wire.PIXEL_FORMATS:
             refusal = Refusal("format", f"{hello.pixel_format} is not one of PROTOCOL's")
+        else:
+            refusal = self._admission.hello(routing_id, key_name, hello, now_ns)
         if refusal is not None:
             self._tell("reject", refusal.reason, refusal.detail)
             answer = wire.reject(None, refusal.reason, refusal.detail, hello.session)

@@ -105,12 +105,11 @@ def test_a_batch_is_no_larger_than_its_earliest_due_allows() -> None:
     assert late == (m.RefusePart(key(3), "late"),)
 
 
-def test_the_most_urgent_category_runs_first() -> None:
+def test_a_batch_that_cannot_grow_goes_before_one_that_can() -> None:
     scheduler = ready_pool()
     put(scheduler, 9, 0, 5)
     put(scheduler, 1, 0, 60)
-    put(scheduler, 2, 0, 30, category=1)
-    # a full batch (categories of size one always are) goes first
+    put(scheduler, 2, 0, 30, category=1)  # batches of this model hold one part
     assert scheduler.handle(m.BatchDone(1, 0), 4 * MS) == (
         batch(2, 0, [(2, 4, 0)], end_ms=9, category=1),
     )
@@ -129,8 +128,8 @@ def test_one_batch_a_gpu_and_the_longest_idle_first() -> None:
     assert put(scheduler, 1, 1, 6) == (batch(1, 0, [(1, 0, 0)], end_ms=5),)
     assert put(scheduler, 2, 1, 6) == (batch(2, 1, [(2, 0, 0)], end_ms=5),)
     assert put(scheduler, 3, 1, 12) == ()
-    scheduler.handle(m.BatchDone(2, 1), 4 * MS)
-    assert tick(scheduler, 5) == (batch(3, 1, [(3, 3, 1)], end_ms=9),)
+    done = scheduler.handle(m.BatchDone(2, 1), 4 * MS)
+    assert done == (batch(3, 1, [(3, 3, 0)], end_ms=8),)
     scheduler.handle(m.BatchDone(1, 0), 5 * MS)
     scheduler.handle(m.BatchDone(3, 1), 6 * MS)
     assert put(scheduler, 4, 7, 12) == (batch(4, 0, [(4, 0, 0)], end_ms=11),)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lines import wire, wire_docs
+from lines import wire, doc_tables
 
 FRAME: dict[str, Any] = {
     "type": "frame", "line": "line01", "camera": "cam01", "session": "5e551017", "seq": 5,
@@ -143,8 +143,8 @@ def test_reasons() -> None:
     assert set(wire.REASONS) - set(wire.UNINSPECTED_REASONS) == {
         "duplicate", "version", "header", "line",
     }  # fmt: skip
-    assert set(wire_docs.REASONS) == set(wire.REASONS)
+    assert set(doc_tables.REASONS) == set(wire.REASONS)
 
 
 def test_the_tables_of_the_protocol_page_are_current() -> None:
-    assert wire_docs.main(["--check"]) == 0
+    assert doc_tables.main(["--check"]) == 0

@@ -1,4 +1,7 @@
-"""Writes the tables of docs/protocol.md from the models: `python -m lines.wire_docs [--check]`."""
+"""Writes the tables of the documents from the code: `python -m lines.doc_tables [--check]`.
+
+docs/protocol.md has the messages' fields, docs/journal.md the tables of the journal.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +13,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from lines import wire
+from lines.journal_schema import ROW_TABLES
 from lines.wire import Message
 
-DOCUMENT: Final = Path(__file__).parents[1] / "docs" / "protocol.md"
+_DOCS: Final = Path(__file__).parents[1] / "docs"
+DOCUMENTS: Final = (_DOCS / "protocol.md", _DOCS / "journal.md")
 _MARKED: Final = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 MESSAGES: Final[dict[str, tuple[type[Message], ...]]] = {
@@ -80,7 +85,20 @@ def table(name: str) -> str:
             gets = f"`UNINSPECTED({reason})`" if reason in wire.UNINSPECTED_REASONS else "nothing"
             rows.append(f"| `{reason}` | {REASONS[reason]} | {gets} |")
         return "\n".join(rows) + "\n"
+    if name.startswith("journal_"):
+        return "\n".join(_columns(name.removeprefix("journal_"))) + "\n"
     return "\n".join(line for model in MESSAGES[name] for line in _fields(model)) + "\n"
+
+
+def _columns(name: str) -> Iterator[str]:
+    columns = ROW_TABLES[name].columns
+    has_meaning = any(column.meaning for column in columns)
+    yield "| column | type | meaning |" if has_meaning else "| column | type |"
+    yield "|---|---|---|" if has_meaning else "|---|---|"
+    for column in columns:
+        kind = column.sql + (", may be null" if column.nullable else "")
+        meaning = f" {column.meaning} |" if has_meaning else ""
+        yield f"| `{column.name}` | {kind} |{meaning}"
 
 
 def with_tables(document: str) -> str:
@@ -89,19 +107,22 @@ def with_tables(document: str) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Bring the document up to date; with --check only say whether it is."""
-    parser = argparse.ArgumentParser(description="Write the tables of docs/protocol.md.")
+    """Bring the documents up to date; with --check only say whether they are."""
+    parser = argparse.ArgumentParser(description="Write the generated tables of the documents.")
     parser.add_argument("--check", action="store_true", help="change nothing; exit 1 if outdated")
     options = parser.parse_args(argv)
-    before = DOCUMENT.read_text(encoding="utf-8")
-    after = with_tables(before)
-    if after == before:
-        return 0
-    if options.check:
-        print(f"{DOCUMENT}: outdated; run: python -m lines.wire_docs", file=sys.stderr)
-        return 1
-    DOCUMENT.write_text(after, encoding="utf-8")
-    return 0
+    outdated = 0
+    for document in DOCUMENTS:
+        before = document.read_text(encoding="utf-8")
+        after = with_tables(before)
+        if after == before:
+            continue
+        if options.check:
+            print(f"{document}: outdated; run: python -m lines.doc_tables", file=sys.stderr)
+            outdated = 1
+        else:
+            document.write_text(after, encoding="utf-8")
+    return outdated
 
 
 if __name__ == "__main__":

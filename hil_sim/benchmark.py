@@ -1,0 +1,176 @@
+"""`takt benchmark`: measure what the README claims, and write it down with n and the machine.
+
+Benchmarks are not tests: they print, they do not judge by time. Each run is a whole `takt demo`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+import platform
+import random
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from appliance.cli import takt_version
+from appliance.profiler import cpu_name
+
+RESULTS = Path(__file__).resolve().parent.parent / "benchmarks" / "results"
+RULE_OF_THREE = 3.0
+
+
+class BenchmarkError(Exception):
+    """A run did not produce figures; the text is its output."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One demo: its JSON and what it printed."""
+
+    figures: dict[str, Any]
+    said: str
+
+
+def machine() -> dict[str, Any]:
+    """What the figures were measured on."""
+    return {
+        "cpu": cpu_name(),
+        "cores": os.cpu_count(),
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "takt": takt_version(),
+        "measured_on": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
+        "load_before": os.getloadavg()[0],
+    }
+
+
+def demo(*words: str) -> Run:
+    """Run `takt demo` with these options. Raises BenchmarkError if it gives no figures."""
+    with tempfile.TemporaryDirectory(prefix="takt-bench-") as folder:
+        file = Path(folder) / "demo.json"
+        command = [sys.executable, "-m", "appliance.cli", "demo", "--no-ui", "--json", str(file)]
+        done = subprocess.run([*command, *words], capture_output=True, text=True, check=False)
+        said = done.stdout + done.stderr
+        if not file.is_file():
+            raise BenchmarkError(said)
+        return Run(json.loads(file.read_text()), said)
+
+
+def bound_text(failures: int, n: int) -> str:
+    """What n says about the share of failures: with none seen, at most 3/n (95 %)."""
+    if n == 0:
+        return "n = 0 says nothing"
+    if failures:
+        return f"{failures} of {n}"
+    return f"0 of {n}: at most {RULE_OF_THREE / n:.2g} at 95 % confidence"
+
+
+def load(options: argparse.Namespace) -> dict[str, Any]:
+    """Twelve lines at ten parts a second for a minute."""
+    run = demo("--seconds", str(options.seconds))
+    figures = run.figures
+    owed = figures["parts"]["owed"]
+    share = figures["answered_by"]["pool"] / owed if owed else 0.0
+    print(f"parts            {owed} owed, {figures['parts']['uninspected']} UNINSPECTED")
+    print(f"missed           {bound_text(figures['missed'], owed)}")
+    print(f"lost, duplicate  {figures['lost']}, {figures['duplicate']}")
+    print(f"by the pool      {share:.2%}")
+    print(f"mean batch size  {figures['batches']['mean_size']}")
+    print(f"latency ms       {figures['latency_ms']}")
+    print(f"margin ms        {figures['margin_ms']}")
+    return {"held": run.figures["held"], "pool_share": share, "figures": figures}
+
+
+def kills(options: argparse.Namespace) -> dict[str, Any]:
+    """SIGKILL of one Triton at a random instant under the same load, many times."""
+    chance = random.Random(options.seed)
+    runs = []
+    for number in range(options.runs):
+        gpu, at_s = chance.randrange(4), round(chance.uniform(3.0, 8.0), 3)
+        words = ("--kill-triton", str(gpu), "--at", str(at_s), "--seconds", "12")
+        run = demo(*words, "--seed", str(number + 1))
+        figures = run.figures
+        outcomes = figures["batches"]["outcomes"]
+        caught = sum(count for outcome, count in outcomes.items() if outcome != "ok")
+        one = {
+            "gpu": gpu,
+            "at_s": at_s,
+            "owed": figures["parts"]["owed"],
+            "missed": figures["missed"],
+            "lost": figures["lost"],
+            "duplicate": figures["duplicate"],
+            "uninspected": figures["parts"]["uninspected"],
+            "fallback": figures["answered_by"]["fallback"],
+            "batches_caught": caught,
+            "margin_min_ms": figures["margin_ms"]["min"],
+            "held": run.figures["held"],
+        }
+        runs.append(one)
+        print(f"{number + 1:3d} of {options.runs}  {one}", flush=True)
+    bad = sum(run["missed"] + run["lost"] + run["duplicate"] for run in runs)
+    owed = sum(run["owed"] for run in runs)
+    caught_runs = sum(run["batches_caught"] > 0 for run in runs)
+    print(f"kills            {len(runs)}, {caught_runs} of them with a batch in flight")
+    print(f"missed, lost or duplicate  {bound_text(bad, owed)} parts")
+    failed_runs = sum(not run["held"] for run in runs)
+    print(f"kills that cost a verdict  {bound_text(failed_runs, len(runs))} kills")
+    return {"runs": runs, "bad_parts": bad, "owed": owed}
+
+
+def start(options: argparse.Namespace) -> dict[str, Any]:
+    """From the command to the first verdict, on a set-up machine."""
+    times_s = []
+    for _ in range(options.runs):
+        run = demo("--seconds", "2")
+        times_s.append(run.figures["first_verdict_s"])
+        print(f"first verdict after {times_s[-1]:.2f} s", flush=True)
+    times_s.sort()
+    print(f"n {len(times_s)}, median {times_s[len(times_s) // 2]:.2f} s, most {times_s[-1]:.2f} s")
+    return {"first_verdict_s": times_s}
+
+
+BENCHMARKS: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
+    "load": load,
+    "kills": kills,
+    "start": start,
+}
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="takt benchmark",
+        description="Measure what the README claims; results go to benchmarks/results/.",
+        epilog="example: takt benchmark kills --runs 20",
+    )
+    names = "; ".join(f"{name}: {run.__doc__}" for name, run in BENCHMARKS.items())
+    parser.add_argument("name", choices=BENCHMARKS, help=names)
+    parser.add_argument("--runs", type=int, default=20, help="of kills and start (20)")
+    parser.add_argument("--seconds", type=float, default=60, help="of load (60)")
+    parser.add_argument("--seed", type=int, default=1, help="of the random instants")
+    parser.add_argument("--results", type=Path, default=RESULTS, metavar="DIR")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit 0 measured, 1 a run gave no figures, 2 wrong use."""
+    options = _parser().parse_args(argv)
+    here = machine()
+    print(f"{options.name}: {here}")
+    try:
+        found = BENCHMARKS[options.name](options)
+    except BenchmarkError as error:
+        print(f"takt benchmark: a run gave no figures:\n{error}", file=sys.stderr)
+        return 1
+    options.results.mkdir(parents=True, exist_ok=True)
+    file = options.results / f"{options.name}.json"
+    told = {"benchmark": options.name, "machine": here, "result": found}
+    file.write_text(json.dumps(told, indent=2) + "\n")
+    print(f"written: {file}")
+    return 0

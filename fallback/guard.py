@@ -173,7 +173,7 @@ class Guard:
                 self._open[event.part].has_picture = True
             case PictureBad() if event.part in self._open:
                 self._decide(event.part, "failsafe", event.reason, commands)
-            case PoolAnswered() if event.part in self._open:
+            case PoolAnswered() if self._is_in_time(event.part):
                 self._decide(event.part, "pool", "", commands)
             case PoolRefused() if event.part in self._open:
                 self._open[event.part].is_pool_out = True
@@ -227,10 +227,14 @@ class Guard:
         part = self._open.get(event.part)
         if part is None:
             return
-        if event.ok:
+        if event.ok and self._is_in_time(event.part):
             self._decide(event.part, "fallback", "", commands)
         else:
             part.is_fallback_out = True
+
+    def _is_in_time(self, part: int) -> bool:
+        """Whether an answer for an open part still counts; one at `due` or later is lateness."""
+        return part in self._open and self._now_ns < self._open[part].due_at_ns
 
     def _give_up(self, commands: list[Command]) -> None:
         """`UNINSPECTED` for parts whose time is over, or that neither engine can answer."""
@@ -262,7 +266,7 @@ class Guard:
 
     def _harms_none(self, start_ns: int, but: _Open | None) -> bool:
         """Whether a run started then ends, at worst, before every other part's last start."""
-        end_ns = start_ns + self.plan.wcet_ns
+        end_ns = start_ns + self.plan.start_ns + self.plan.wcet_ns
         return all(
             end_ns <= part.last_start_at_ns
             for part in self._open.values()

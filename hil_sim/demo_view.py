@@ -174,11 +174,11 @@ def table(figures: Figures, elapsed_s: float, seconds: float, note: str) -> Grou
             Text(f"{line.late} !" if line.late else "0", "bold red" if line.late else ""),
             *(_ms(line.p99_ms), _ms(line.margin_min_ms)),
         )
-    pool = Text("pool   ")
+    pool = Text("pool, batches × mean size   ")
     for gpu in figures.gpus:
         style = "" if gpu.state == "READY" else "bold yellow"
         pool.append(f"{gpu.gpu} {gpu.state}", style)
-        pool.append(f" {gpu.batches} batches of {gpu.mean_size:.1f}    ")
+        pool.append(f" {gpu.batches} × {gpu.mean_size:.1f}    ")
     head = Text(f"{elapsed_s:5.0f} of {seconds:g} s   {figures.parts} parts   ")
     head.append(
         f"{figures.late} late" if figures.late else "none late",

@@ -166,7 +166,6 @@ class Admission:
             present is None
             or present.routing_id != routing_id
             or present.session != header.session
-            or not present.camera == header.camera == key_name
         ):
             self._remember(header.part_id, now_ns)
             return Admitted(Refusal("session", "no hello for this session; send hello"), (), 0)
@@ -174,6 +173,10 @@ class Admission:
             return Admitted(Refusal("duplicate", f"seq below {present.next_seq}"), (), 0)
         lost = self._advance(routing_id, header.session, header.seq, now_ns)
         self._remember(header.part_id, now_ns)
+        # Its seq has come all the same: else it would be lost later, a second verdict.
+        if not present.camera == header.camera == key_name:
+            detail = f"key {key_name} is not camera {header.camera} of this session"
+            return Admitted(Refusal("session", detail), *lost)
         return Admitted(self._misfit(header, payload_bytes, has_free_slot), *lost)
 
     def heartbeat(self, routing_id: bytes, session: str, seq: int | None, now_ns: int) -> Admitted:

@@ -192,7 +192,6 @@ CASES: list[tuple[str, str, Change]] = [
       (26, 40, len(PNG) // 2, len(PNG) - 13)],
     ("decode", "PNG with a hole", said(zeroed(PNG, len(PNG) // 2, 8), encoding="png")),
 ]  # fmt: skip
-CONSUMES_SEQ = OWED - {"session"}
 
 
 @pytest.mark.parametrize(
@@ -215,8 +214,8 @@ def test_a_bad_frame_gets_the_named_answer(bench: Bench, reason: str, change: Ch
         row = bench.rig.row("line01", verdict["session"], header["seq"])
         assert (row["owed"], row["acked"], row["score"]) == (1, 0, None)
         agree(verdict, row)
-    # The line counts a seq only of a frame that it took as one of this session.
-    camera.seq += reason in CONSUMES_SEQ
+    # A seq counts as come only in a message that the line took as one of this session.
+    camera.seq += reason in OWED and verdict["session"] == camera.session
     bench.fence()
     assert len(bench.actuator.of(part_id)) == (reason in OWED)
 
@@ -292,15 +291,15 @@ def test_more_frames_than_slots_are_an_overload_and_every_part_is_answered(bench
         header = camera.header(JPEG)
         camera.send(header, JPEG)
         sent.append(header)
-    answers = [camera.answer() for _ in sent]
-    assert {answer["seq"] for answer in answers} == {header["seq"] for header in sent}
-    refused = {a["seq"]: a["reason"] for a in answers if a["type"] == "reject"}
-    assert set(refused.values()) == {"overload"}
+    # Beyond its credit a camera has no right to every answer; every part has one to a verdict.
+    assert "overload" in [camera.answer().get("reason") for _ in range(2 * SLOTS)]
     for header in sent:
         verdict = bench.actuator.one(header["part_id"])
+        assert verdict["reason"] in ("", "overload")
+        assert (verdict["answered_by"] == "failsafe") == (verdict["reason"] == "overload")
         agree(verdict, bench.rig.row("line01", camera.session, header["seq"]))
-        if header["seq"] in refused:
-            assert (verdict["verdict"], verdict["reason"]) == ("UNINSPECTED", "overload")
+    while camera.client.receive(0.3):
+        pass
 
 
 @pytest.mark.parametrize(

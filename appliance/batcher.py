@@ -17,7 +17,16 @@ import zmq
 
 from appliance.event_journal import EventJournal
 from appliance.line_links import LineLinks, Offer
-from appliance.triton.endpoint import Endpoint, Live, Lost, News, Ready, ServedModel, Watched
+from appliance.triton.endpoint import (
+    Endpoint,
+    Live,
+    Lost,
+    News,
+    Proved,
+    Ready,
+    ServedModel,
+    Watched,
+)
 from deadline_batcher import link
 from deadline_batcher import messages as m
 from deadline_batcher.plan import Plan
@@ -180,6 +189,11 @@ class Batcher:
                 case Lost():
                     self._tell("gpu.lost", subject, f"epoch {news.epoch}: {news.detail}")
                     self._feed(m.GpuLost(news.gpu), now_ns)
+                case Proved():
+                    names = [model.name for model in self.settings.models]
+                    _, _, name, rows, sent_at_ns, answered_at_ns, mistake = news
+                    category = names.index(name)
+                    self._note_golden(news.gpu, category, rows, sent_at_ns, answered_at_ns, mistake)
                 case Watched():
                     self._watched(news, now_ns)
                     self._feed(m.GoldenWanted(news.gpu), now_ns)
@@ -216,10 +230,8 @@ class Batcher:
         slot = run.live.region.slots[run.slot]
         model = self.settings.models[0]
         mistake = run.error or model.goldens.mistake(slot, run.golden)
-        if mistake:
-            self._tell("golden.wrong", f"gpu{run.gpu}", mistake)
-        self._goldens_run += 1
-        self._note_run(run, -self._goldens_run, 0, f"golden: {mistake}" if mistake else "golden")
+        answered_at_ns = 0 if run.error else run.answered_at_ns
+        self._note_golden(run.gpu, 0, 1, run.sent_at_ns, answered_at_ns, mistake)
         self._feed(m.GoldenDone(run.gpu, not mistake), now_ns)
 
     def _batch_ended(self, run: _Run, batch: m.RunBatch, now_ns: int) -> None:
@@ -228,7 +240,7 @@ class Batcher:
         outcome = run.error or "ok"
         if run.error is None and not np.array_equal(slot.echoes[:size], slot.nonces[:size]):
             outcome = "a row was not written, or is another's"
-        self._note_run(run, batch.batch_id, batch.category, outcome)
+        self._note_batch(run, batch, outcome)
         if outcome != "ok":
             self._tell("batch.failed", f"gpu{run.gpu}", outcome)
             self._feed(m.BatchFailed(batch.batch_id, batch.gpu, is_gpu_fault=True), now_ns)
@@ -254,24 +266,45 @@ class Batcher:
             )
         self._feed(m.BatchDone(batch.batch_id, batch.gpu), now_ns)
 
-    def _note_run(self, run: _Run, batch_id: int, category: int, outcome: str) -> None:
-        """One row for what the server did; a golden's number is negative."""
+    def _note_batch(self, run: _Run, batch: m.RunBatch, outcome: str) -> None:
+        at_ns = (
+            min(offer.part.ready_at_ns for _, offer in run.rows),
+            run.dispatched_at_ns,
+            run.sent_at_ns,
+            0 if run.error else run.answered_at_ns,
+        )
+        self._note(batch.batch_id, run.gpu, batch.category, len(run.rows), at_ns, outcome)
+
+    def _note_golden(
+        self, gpu: int, category: int, rows: int, sent_at_ns: int, answered_at_ns: int,
+        mistake: str | None,
+    ) -> None:  # fmt: skip
+        self._goldens_run += 1
+        if mistake:
+            self._tell("golden.wrong", f"gpu{gpu}", mistake)
+        at_ns = (sent_at_ns, sent_at_ns, sent_at_ns, answered_at_ns)
+        outcome = f"golden: {mistake}" if mistake else "golden"
+        self._note(-self._goldens_run, gpu, category, rows, at_ns, outcome)
+
+    def _note(
+        self, batch_id: int, gpu: int, category: int, size: int,
+        at_ns: tuple[int, int, int, int], outcome: str,
+    ) -> None:  # fmt: skip
+        """One row for what a server did. at_ns: ready, dispatched, sent, answered (0: never)."""
         model = self.settings.models[category]
-        size = max(1, len(run.rows))
-        ready_at_ns = [offer.part.ready_at_ns for _, offer in run.rows]
         self._journal.add(
             "batches",
             {
                 "batch_id": batch_id,
                 "epoch": self._epoch,
-                "gpu": f"gpu{run.gpu}",
+                "gpu": f"gpu{gpu}",
                 "model": identity(model.name, model.goldens.facts.sha256),
                 "size": size,
                 "worst_ns": self.settings.plan.categories[category].wcet_ns[size - 1],
-                "queue_at_ns": min(ready_at_ns, default=run.dispatched_at_ns),
-                "dispatched_at_ns": run.dispatched_at_ns,
-                "sent_at_ns": run.sent_at_ns,
-                "answered_at_ns": 0 if run.error else run.answered_at_ns,
+                "queue_at_ns": at_ns[0],
+                "dispatched_at_ns": at_ns[1],
+                "sent_at_ns": at_ns[2],
+                "answered_at_ns": at_ns[3],
                 "outcome": outcome,
             },
         )

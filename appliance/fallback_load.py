@@ -17,6 +17,8 @@ from pathlib import Path
 import numpy as np
 
 from appliance.plant import ModelSection, Plant
+from appliance.processes import tied
+from appliance.units import LINE_NICE
 from fallback.session import Session
 from lines.threads import CoreLocks, FallbackJob, answering
 
@@ -53,7 +55,7 @@ class FallbackLoad:
             ]
             self._children.append(
                 subprocess.Popen(
-                    [sys.executable, "-m", "appliance.fallback_load", *words],
+                    tied([sys.executable, "-m", "appliance.fallback_load", *words], LINE_NICE),
                     stdout=subprocess.PIPE,
                     stdin=subprocess.DEVNULL,
                     text=True,

@@ -24,18 +24,20 @@ import psutil
 _TIE = (
     "import ctypes,os,sys;"
     "ctypes.CDLL(None).prctl(1,9,0,0,0);"
+    "n=int(sys.argv[2]);"
+    "n<0 and os.geteuid() or os.setpriority(os.PRIO_PROCESS,0,n);"
     "os.getppid()==int(sys.argv[1]) or os._exit(1);"
-    "os.execv(sys.argv[2],sys.argv[2:])"
+    "os.execv(sys.argv[3],sys.argv[3:])"
 )
 
 
-def tied(command: list[str]) -> list[str]:
+def tied(command: list[str], nice: int = 0) -> list[str]:
     """The same command, killed (SIGKILL) by the kernel when the calling thread ends.
 
     `command[0]` must be a path. Call it from the thread that starts the process, and let that
-    thread live as long as the process should.
+    thread live as long as the process should. `nice` below 0 is given to root's processes only.
     """
-    return [sys.executable, "-I", "-S", "-c", _TIE, str(os.getpid()), *command]
+    return [sys.executable, "-I", "-S", "-c", _TIE, str(os.getpid()), str(nice), *command]
 
 
 @dataclass(frozen=True, slots=True)

@@ -188,7 +188,7 @@ class Supervisor:
         child.restart_at_s = None
         try:
             child.process = subprocess.Popen(
-                tied(child.unit.command),
+                tied(child.unit.command, child.unit.nice),
                 stdin=subprocess.DEVNULL,
                 stdout=writing,
                 stderr=writing,

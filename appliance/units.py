@@ -11,17 +11,23 @@ from appliance.plant import Plant
 from appliance.processes import Port
 
 VERDICT_PATH_BACKOFF_S = 0.2
+LINE_NICE = -5
+TRITON_NICE = 5
 
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """One child process: how it is started, how soon again, and when in a stop it is ended."""
+    """One child process: how it is started, how soon again, and when in a stop it is ended.
+
+    nice: what owes a verdict goes before what computes one, and that before what writes it down.
+    """
 
     name: str
     command: list[str]
     backoff_min_s: float = VERDICT_PATH_BACKOFF_S
     backoff_max_s: float = VERDICT_PATH_BACKOFF_S
     stage: int = 0
+    nice: int = 0
 
 
 def plant_units(plant: Plant, plant_file: Path) -> list[Unit]:
@@ -40,12 +46,15 @@ def plant_units(plant: Plant, plant_file: Path) -> list[Unit]:
                 plant.pool.restart_backoff_min_ms / 1e3,
                 plant.pool.restart_backoff_max_ms / 1e3,
                 stage=1,
+                nice=TRITON_NICE,
             )
             for slot in range(len(plant.pool.endpoints))
         ]
-    units.append(Unit("journal", command("journal"), stage=2))
-    units.append(Unit("batcher", command("batcher"), stage=1))
-    units += [Unit(f"line-{line.id}", command("line", line.id)) for line in plant.line]
+    units.append(Unit("journal", command("journal"), stage=2, nice=TRITON_NICE))
+    units.append(Unit("batcher", command("batcher"), stage=1, nice=LINE_NICE))
+    units += [
+        Unit(f"line-{line.id}", command("line", line.id), nice=LINE_NICE) for line in plant.line
+    ]
     return units
 
 

@@ -11,10 +11,11 @@ import json
 import os
 import platform
 import random
+import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,10 @@ from typing import Any
 from appliance.cli import takt_version
 from appliance.profiler import cpu_name
 
-RESULTS = Path(__file__).resolve().parent.parent / "benchmarks" / "results"
+PROJECT = Path(__file__).resolve().parent.parent
+RESULTS = PROJECT / "benchmarks" / "results"
+README = PROJECT / "README.md"
+_FIGURES = re.compile(r"(<!-- figures -->\n).*?(<!-- /figures -->)", re.DOTALL)
 RULE_OF_THREE = 3.0
 
 
@@ -136,6 +140,53 @@ def start(options: argparse.Namespace) -> dict[str, Any]:
     return {"first_verdict_s": times_s}
 
 
+def _rows(results: Path) -> Iterator[tuple[str, str]]:
+    """(what, what was seen) for each result there is."""
+    found = {file.stem: json.loads(file.read_text()) for file in sorted(results.glob("*.json"))}
+    if "load" in found:
+        result = found["load"]["result"]
+        figures = result["figures"]
+        owed = figures["parts"]["owed"]
+        latency, margin = figures["latency_ms"], figures["margin_ms"]
+        yield (
+            "12 lines × 10 parts/s, deadline 150 ms, 60 s: missed",
+            bound_text(figures["missed"] + figures["lost"] + figures["duplicate"], owed),
+        )
+        yield (
+            "answered by the pool, mean batch size",
+            (f"{result['pool_share']:.2%}, {figures['batches']['mean_size']}"),
+        )
+        yield (
+            "exposure to verdict, p50 / p99 / most",
+            (
+                f"{latency['p50']:.0f} / {latency['p99']:.0f} / {latency['max']:.0f} ms; "
+                f"least margin {margin['min']:.0f} ms"
+            ),
+        )
+    if "kills" in found:
+        result = found["kills"]["result"]
+        kills_text = (
+            f"{len(result['runs'])} kills, {bound_text(result['bad_parts'], result['owed'])}"
+        )
+        yield "SIGKILL of one Triton at a random instant: missed, lost or duplicate", kills_text
+    if "start" in found:
+        times_s = found["start"]["result"]["first_verdict_s"]
+        yield (
+            "command to first verdict, set-up machine",
+            (
+                f"median {times_s[len(times_s) // 2]:.1f} s, most {times_s[-1]:.1f} s, n = {len(times_s)}"
+            ),
+        )
+
+
+def write_figures(results: Path, document: Path) -> None:
+    """Put the table of what was measured between the document's figure marks."""
+    table = "".join(f"| {what} | {seen} |\n" for what, seen in _rows(results))
+    text = document.read_text(encoding="utf-8")
+    block = f"| | seen |\n|---|---|\n{table}"
+    document.write_text(_FIGURES.sub(lambda m: f"{m[1]}{block}{m[2]}", text), encoding="utf-8")
+
+
 BENCHMARKS: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
     "load": load,
     "kills": kills,
@@ -173,4 +224,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     told = {"benchmark": options.name, "machine": here, "result": found}
     file.write_text(json.dumps(told, indent=2) + "\n")
     print(f"written: {file}")
+    if options.results == RESULTS:
+        write_figures(RESULTS, README)
     return 0

@@ -65,6 +65,18 @@ class Lost(NamedTuple):
     detail: str
 
 
+class Proved(NamedTuple):
+    """The keeper itself ran one golden batch; `mistake` is None if every row was right."""
+
+    gpu: int
+    epoch: int
+    model: str
+    rows: int
+    sent_at_ns: int
+    answered_at_ns: int
+    mistake: str | None
+
+
 class Watched(NamedTuple):
     """A regular look: Triton's counters, per model; it is time for a golden."""
 
@@ -73,7 +85,7 @@ class Watched(NamedTuple):
     counters: tuple[tuple[str, Counters], ...]
 
 
-News = Ready | Lost | Watched
+News = Ready | Lost | Proved | Watched
 
 
 class Endpoint:
@@ -179,20 +191,28 @@ class Endpoint:
             raise CallFailed("every slot is with the server")
         slot = live.region.slots[number]
         chosen = model.goldens.fill(slot, rows)
-        ended = threading.Event()
+        ended, abandoned = threading.Event(), threading.Event()
         errors: list[str] = []
 
         def on_answer(error: str | None) -> None:
             if error is not None:
                 errors.append(error)
-            live.region.release(number)
             ended.set()
+            if abandoned.is_set():  # only now is nobody writing to the slot any more
+                live.region.release(number)
 
+        sent_at_ns = time.monotonic_ns()
         shape = model.goldens.facts.shape
         live.client.infer(model.name, live.region, number, rows, shape, on_answer)
         if not ended.wait(GOLDEN_LIMIT_S):
+            abandoned.set()
             raise CallFailed(f"a golden was not answered within {GOLDEN_LIMIT_S:g} s")
+        answered_at_ns = time.monotonic_ns()
         mistake = errors[0] if errors else model.goldens.mistake(slot, chosen)
+        live.region.release(number)
+        self._tell(
+            Proved(self.gpu, live.epoch, model.name, rows, sent_at_ns, answered_at_ns, mistake)
+        )
         if mistake is not None:
             raise CallFailed(f"golden of {rows}: {mistake}")
 

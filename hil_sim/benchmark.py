@@ -171,11 +171,10 @@ def _rows(results: Path) -> Iterator[tuple[str, str]]:
         yield "SIGKILL of one Triton at a random instant: missed, lost or duplicate", kills_text
     if "start" in found:
         times_s = found["start"]["result"]["first_verdict_s"]
+        middle_s, most_s = times_s[len(times_s) // 2], times_s[-1]
         yield (
             "command to first verdict, set-up machine",
-            (
-                f"median {times_s[len(times_s) // 2]:.1f} s, most {times_s[-1]:.1f} s, n = {len(times_s)}"
-            ),
+            (f"median {middle_s:.1f} s, most {most_s:.1f} s, n = {len(times_s)}"),
         )
 
 

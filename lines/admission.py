@@ -162,11 +162,7 @@ class Admission:
             lost = self._advance(routing_id, header.session, header.seq, now_ns)
             return Admitted(Refusal("duplicate", "part_id seen within 60 s"), *lost)
         present = self._session
-        if (
-            present is None
-            or present.routing_id != routing_id
-            or present.session != header.session
-        ):
+        if present is None or present.routing_id != routing_id or present.session != header.session:
             self._remember(header.part_id, now_ns)
             return Admitted(Refusal("session", "no hello for this session; send hello"), (), 0)
         if header.seq < present.next_seq:

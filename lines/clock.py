@@ -32,7 +32,7 @@ class ClockMap:
         self._transport_min_ns = transport_min_ns
         self._transport_max_ns = transport_max_ns
         self._minima: deque[tuple[int, int]] = deque()  # (arrival, difference), rising
-        self._samples = 0
+        self._arrivals: deque[int] = deque(maxlen=SAMPLES_MIN)
         self._last_captured_ns: int | None = None
 
     def map(self, captured_ns: int, clock: str, arrived_at_ns: int) -> Capture:
@@ -42,17 +42,17 @@ class ClockMap:
             return assumed
         if self._last_captured_ns is not None and captured_ns < self._last_captured_ns:
             self._minima.clear()
-            self._samples = 0
+            self._arrivals.clear()
         self._last_captured_ns = captured_ns
         self._add(arrived_at_ns, arrived_at_ns - captured_ns)
-        if self._samples < SAMPLES_MIN:
+        if len(self._arrivals) < SAMPLES_MIN or self._arrivals[0] < arrived_at_ns - WINDOW_NS:
             return assumed
         mapped_ns = captured_ns + self._minima[0][1] - self._transport_min_ns
         is_late = mapped_ns < arrived_at_ns - self._transport_max_ns
         return Capture(min(mapped_ns, arrived_at_ns), clock, is_late)
 
     def _add(self, arrived_at_ns: int, difference_ns: int) -> None:
-        self._samples += 1
+        self._arrivals.append(arrived_at_ns)
         while self._minima and self._minima[0][0] < arrived_at_ns - WINDOW_NS:
             self._minima.popleft()
         while self._minima and self._minima[-1][1] >= difference_ns:

@@ -29,6 +29,8 @@ RESEND_AFTER_MAX_NS: Final = 8_000_000_000
 BATCH_ROWS_MAX: Final = 1000
 """Keeps a batch far below the journal's largest message."""
 SEND_HWM: Final = 64
+EVENTS_PER_S_MAX: Final = 50
+"""Of one kind: a storm of refusals must not push the parts' rows out."""
 
 
 @dataclass(slots=True)
@@ -55,6 +57,7 @@ class JournalSender:
         self._rows_max = rows_max
         self._rows: dict[str, list[Mapping[str, Any]]] = {name: [] for name in ROW_TABLES}
         self._rows_waiting = 0
+        self._event_counts: dict[str, tuple[int, int]] = {}
         self._rows_unacknowledged = 0
         self._batches: OrderedDict[int, _Batch] = OrderedDict()
         self._unsent = 0
@@ -89,7 +92,19 @@ class JournalSender:
             self._drop_oldest()
 
     def event(self, at_ns: int, kind: str, subject: str, detail: str = "") -> None:
-        """Queue a row of `events` of this unit."""
+        """One event. Of one kind, at most EVENTS_PER_S_MAX a second are kept; the rest counted."""
+        second = at_ns // 1_000_000_000
+        counted_second, count = self._event_counts.get(kind, (second, 0))
+        if counted_second != second:
+            if count > EVENTS_PER_S_MAX:
+                held_back = f"{count - EVENTS_PER_S_MAX} more in one second"
+                self._add_event(at_ns, "limit.events", kind, held_back)
+            count = 0
+        self._event_counts[kind] = (second, count + 1)
+        if count < EVENTS_PER_S_MAX:
+            self._add_event(at_ns, kind, subject, detail)
+
+    def _add_event(self, at_ns: int, kind: str, subject: str, detail: str) -> None:
         self.add(
             "events",
             {"at_ns": at_ns, "unit": self.unit, "kind": kind, "subject": subject, "detail": detail},

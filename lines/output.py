@@ -14,6 +14,9 @@ from lines import wire
 BEAT_EVERY_NS = 100_000_000
 BEAT_LOST_NS = 300_000_000
 RESEND_MAX = 256
+RESEND_AT_ONCE = 8
+RESEND_EVERY_NS = 5_000_000
+"""A resend goes out in portions, so that the socket always has room for a fresh verdict."""
 UNACKED_MAX = 4096
 
 Tell = Callable[[str, str, str], None]
@@ -46,6 +49,8 @@ class VerdictOutput:
         self._actuator: _Actuator | None = None
         self._kept: deque[dict[str, Any]] = deque(maxlen=RESEND_MAX)
         self._unacked: dict[tuple[str, int], int] = {}
+        self._resending: deque[dict[str, Any]] = deque()
+        self._next_resend_at_ns = 0
         self._next_beat_at_ns = 0
         self._beat = False
 
@@ -77,7 +82,19 @@ class VerdictOutput:
             self._on_message(frames, now_ns)
 
     def beat(self, now_ns: int) -> int:
-        """Send a heartbeat if one is due, notice a silent actuator; returns the next instant."""
+        """Send what is due: heartbeat, resends; notice a silent actuator. The next instant."""
+        self._send_again(now_ns)
+        next_at_ns = self._beat_if_due(now_ns)
+        return min(next_at_ns, self._next_resend_at_ns) if self._resending else next_at_ns
+
+    @property
+    def unacked_count(self) -> int:
+        """Verdicts sent that the actuator has not acknowledged."""
+        return len(self._unacked)
+
+    # --- inside -----------------------------------------------------------------------------
+
+    def _beat_if_due(self, now_ns: int) -> int:
         if now_ns < self._next_beat_at_ns:
             return self._next_beat_at_ns
         self._next_beat_at_ns = now_ns + BEAT_EVERY_NS
@@ -90,13 +107,6 @@ class VerdictOutput:
                 self._tell("actuator.silent", actuator.name, "no toggle for 300 ms")
             actuator.is_lost = is_lost
         return self._next_beat_at_ns
-
-    @property
-    def unacked_count(self) -> int:
-        """Verdicts sent that the actuator has not acknowledged."""
-        return len(self._unacked)
-
-    # --- inside -----------------------------------------------------------------------------
 
     def _on_message(self, frames: list[zmq.Frame], now_ns: int) -> None:
         routing_id = bytes(frames[0].buffer)
@@ -138,6 +148,7 @@ class VerdictOutput:
             self._answer(routing_id, wire.reject(None, "session", detail))
             return
         self._actuator = _Actuator(routing_id, name, now_ns)
+        self._resending.clear()
         self._send(wire.ready(self._line_id))
         self._tell("actuator.connected", name, "")
 
@@ -157,8 +168,16 @@ class VerdictOutput:
                 ),
                 len(kept),
             )
-        for fields in kept[first:]:
-            self._send(wire.verdict(**{**fields, "resent": True}))
+        self._resending = deque(kept[first:])
+
+    def _send_again(self, now_ns: int) -> None:
+        if not self._resending or now_ns < self._next_resend_at_ns:
+            return
+        self._next_resend_at_ns = now_ns + RESEND_EVERY_NS
+        for _ in range(min(RESEND_AT_ONCE, len(self._resending))):
+            if not self._send(wire.verdict(**{**self._resending.popleft(), "resent": True})):
+                self._resending.clear()  # it left or does not read; it may ask again
+                return
 
     def _send(self, frames: list[bytes]) -> bool:
         return self._actuator is not None and self._answer(self._actuator.routing_id, frames)

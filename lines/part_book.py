@@ -5,7 +5,9 @@ from __future__ import annotations
 import secrets
 
 from lines import wire
+from lines.admission import Admission
 from lines.clock import Capture, ClockMap
+from lines.journal_link import JournalSender
 from lines.ledger import Ledger
 from lines.parts import Decision, OpenPart, due_times, row_of
 from lines.settings import LineSettings
@@ -41,6 +43,19 @@ class PartBook:
         """A camera started: its clock is a new one."""
         settings = self._settings
         self._clock = ClockMap(settings.transport_min_ns, settings.transport_max_ns)
+
+    def take_over(self, journal: JournalSender, admission: Admission, now_ns: int) -> int | None:
+        """Journal what a former process of this line left; its parts are never sent.
+
+        Returns how many of them were in doubt; None where there was no former process.
+        """
+        left_over = self._ledger.left_over()
+        for row in left_over:
+            journal.add("parts", row)
+            if row["part_id"]:
+                admission.remember_part(row["part_id"], now_ns)
+        self._ledger.clear()
+        return sum(row["reason"] == "restart" for row in left_over) if left_over else None
 
     def open(
         self, routing_id: bytes, frame: wire.Frame, picture_bytes: int, arrived_at_ns: int

@@ -73,7 +73,9 @@ def judge(
     """Score → verdict. Anything that is not a matching answer of an engine is UNINSPECTED."""
     model = models.get(answered_by)
     answer = part.result if answered_by == "pool" else part.fallback
-    if model is None or answer is None or answer.nonce_echo != part.nonce:
+    matches = answer is not None and answer.nonce_echo == part.nonce
+    # Not finite or out of range is no score: NaN would be below every threshold, and so a PASS.
+    if model is None or answer is None or not matches or not 0.0 <= answer.score <= 1.0:
         decision = Decision("UNINSPECTED", reason or "engine", "failsafe", None, None, now_ns)
     else:
         verdict = "FAIL" if answer.score >= model.threshold else "PASS"

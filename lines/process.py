@@ -34,6 +34,7 @@ from lines.slots import SlotWriter, slot_stride
 from lines.sockets import (
     FRAMES_HIGH_WATER,
     VERDICTS_HIGH_WATER,
+    KeyWatch,
     bind_router,
     start_authenticator,
 )
@@ -86,15 +87,7 @@ class LineProcess:
             settings.runtime_folder, settings.fallback_concurrent_max, hash(segment.name) & 0xFF
         )
         self._fallback = JobThread("fallback", answering(self._session, locks), self._signal)
-        self._guard = g.Guard(
-            g.GuardPlan(
-                settings.wcet_fallback_ns,
-                settings.timer_ns,
-                settings.start_ns,
-                settings.warm_every_ns,
-            ),
-            time.monotonic_ns(),
-        )
+        self._guard = g.Guard(settings.guard_plan, time.monotonic_ns())
         self._late_answers = 0
         hello = link.Hello(
             line=settings.line_id,
@@ -113,7 +106,12 @@ class LineProcess:
         )
         self._ledger = Ledger(settings.plant_tag, settings.line_id)
         self._book = PartBook(settings, self._slots, self._ledger)
-        self._bind()
+        self._admission = Admission(settings.line_id, settings.camera, settings.limits)
+        try:
+            self._bind()
+        except BaseException:  # a line that cannot start leaves nothing behind
+            self._slots.segment.unlink()
+            raise
 
     # --- start ------------------------------------------------------------------------------
 
@@ -123,6 +121,7 @@ class LineProcess:
         cameras = AllowList(keys / "cameras", settings.camera)
         actuators = AllowList(keys / "actuators", None)
         self._authenticator = start_authenticator(self._context, cameras, actuators)
+        self._key_watch = KeyWatch({"camera": cameras, "actuator": actuators}, self._tell)
         secret = keys / "server.key_secret"
         message_bytes_max = 4 * settings.limits.picture_bytes_max + MESSAGE_BYTES_MARGIN
         verdicts = bind_router(
@@ -134,7 +133,9 @@ class LineProcess:
             VERDICTS_HIGH_WATER,
         )
         self._output = VerdictOutput(verdicts, settings.line_id, actuators.name_of, self._tell)
-        self._restart_rows()
+        in_doubt = self._book.take_over(self._journal, self._admission, time.monotonic_ns())
+        if in_doubt is not None:
+            self._tell("line.restarted", settings.line_id, f"{in_doubt} parts in doubt")
         frames = bind_router(
             self._context,
             settings.frames_endpoint,
@@ -153,20 +154,6 @@ class LineProcess:
             self,
             self._tell,
         )
-
-    def _restart_rows(self) -> None:
-        """Journal what a former process of this line left; its parts are never sent."""
-        settings, now_ns = self.settings, time.monotonic_ns()
-        self._admission = Admission(settings.line_id, settings.camera, settings.limits)
-        left_over = self._ledger.left_over()
-        for row in left_over:
-            self._journal.add("parts", row)
-            if row["part_id"]:
-                self._admission.remember_part(row["part_id"], now_ns)
-        self._ledger.clear()
-        if left_over:
-            restarted = sum(row["reason"] == "restart" for row in left_over)
-            self._tell("line.restarted", settings.line_id, f"{restarted} parts in doubt")
 
     # --- the loop ---------------------------------------------------------------------------
 
@@ -188,6 +175,7 @@ class LineProcess:
             if time.monotonic_ns() >= lateness_at_ns:
                 lateness_at_ns += LATENESS_EVERY_NS
                 self._tell_lateness()
+            self._key_watch.look(time.monotonic_ns())
         self._finish()
 
     def stop(self) -> None:
@@ -245,21 +233,26 @@ class LineProcess:
     ) -> None:
         """A frame was let in: from here on its part gets its one verdict."""
         part = self._book.open(routing_id, frame, len(payload), arrived_at_ns)
-        self._feed(g.PartAccepted(part.part, part.due_at_ns), arrived_at_ns)
         if part.capture.is_late:
-            self._reject_open(part, "late", "captured longer ago than transport_max_ms")
+            detail = "captured longer ago than transport_max_ms"
+            self._tell("reject", "late", f"seq {part.seq}: {detail}")
+            self._intake.answer(routing_id, wire.reject(part.seq, "late", detail, part.session))
+            self._decide(part, g.Decide(part.part, "failsafe", "late"))
             return
-        if self._guard.is_open(part.part):
-            slot = self._book.take_slot(part)
-            self._decoder.put(DecodeJob(part.part, frame, payload, slot, part.nonce))
+        self._feed(g.PartAccepted(part.part, part.due_at_ns), arrived_at_ns)
+        if not self._guard.is_open(part.part):
+            self._reject_open(part, "late", "its verdict was due before it arrived")
+            return
+        slot = self._book.take_slot(part)
+        self._decoder.put(DecodeJob(part.part, frame, payload, slot, part.nonce))
 
     def refuse_owed(
         self, routing_id: bytes, frame: wire.Frame, refusal: Refusal, arrived_at_ns: int
     ) -> None:
         """A frame that names its part was refused: the part is on the belt all the same."""
         part = self._book.open(routing_id, frame, 0, arrived_at_ns)
-        self._feed(g.PartAccepted(part.part, part.due_at_ns), arrived_at_ns)
-        self._feed(g.PictureBad(part.part, refusal.reason), arrived_at_ns)
+        # Not by way of the guard, which calls a part whose time is over `deadline`.
+        self._decide(part, g.Decide(part.part, "failsafe", refusal.reason))
 
     def lose(self, session: str, seq: int, noticed_at_ns: int) -> None:
         """A frame never came: said at once, because nobody knows when its part is at the gate."""

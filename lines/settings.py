@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from fallback.guard import GuardPlan
 from lines.admission import Limits
 
 
@@ -46,3 +47,8 @@ class LineSettings:
     slots: int
     limits: Limits
     journal_backlog_s: float
+
+    @property
+    def guard_plan(self) -> GuardPlan:
+        """What the line's guard is told."""
+        return GuardPlan(self.wcet_fallback_ns, self.timer_ns, self.start_ns, self.warm_every_ns)

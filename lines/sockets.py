@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import zmq
@@ -14,6 +15,39 @@ VERDICTS_HIGH_WATER = 64
 HEARTBEAT_EVERY_MS = 250
 HEARTBEAT_LOST_MS = 1000
 HANDSHAKE_MS = 2000
+
+
+WATCH_EVERY_NS = 1_000_000_000
+
+Tell = Callable[[str, str, str], None]
+"""An event for the journal: kind, subject, detail."""
+
+
+class KeyWatch:
+    """Tells of refused keys and unusable key files, once a second at most."""
+
+    def __init__(self, lists: Mapping[str, AllowList], tell: Tell) -> None:
+        self._lists = lists
+        self._tell = tell
+        self._refused = dict.fromkeys(lists, 0)
+        self._problems: dict[str, tuple[str, ...]] = dict.fromkeys(lists, ())
+        self._look_at_ns = 0
+
+    def look(self, now_ns: int) -> None:
+        """Compare with what was told last."""
+        if now_ns < self._look_at_ns:
+            return
+        self._look_at_ns = now_ns + WATCH_EVERY_NS
+        for role, allowed in self._lists.items():
+            more = allowed.refused_count - self._refused[role]
+            if more:
+                self._refused[role] += more
+                keys = ", ".join(list(allowed.refused())[-3:])
+                self._tell(f"{role}.refused", role, f"{more} handshakes; last keys: {keys}")
+            if allowed.problems != self._problems[role]:
+                self._problems[role] = allowed.problems
+                for problem in allowed.problems:
+                    self._tell(f"{role}.key_unusable", role, problem)
 
 
 def start_authenticator(

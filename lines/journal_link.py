@@ -164,15 +164,20 @@ class JournalSender:
             told = f"{count} rows lost: no journal"
             self.event(time.monotonic_ns(), "journal.dropped", self.unit, told)
 
-    def close(self, wait_ns: int = 300_000_000) -> int:
-        """Send what is left, wait at most `wait_ns` for its acknowledgement; the rows left over."""
+    def settle(self, wait_ns: int = 300_000_000) -> int:
+        """Send what is held, wait at most `wait_ns` for its acknowledgement; the rows left over."""
         end_ns = time.monotonic_ns() + wait_ns
         while self.rows_held and (now_ns := time.monotonic_ns()) < end_ns:
             self.flush(now_ns)
             if self.socket.poll(min(10, (end_ns - now_ns) // 1_000_000 + 1)):
                 self.on_readable()
-        self.socket.close(0)
         return self.rows_held
+
+    def close(self, wait_ns: int = 300_000_000) -> int:
+        """Settle, then end; the rows left over."""
+        left_over = self.settle(wait_ns)
+        self.socket.close(0)
+        return left_over
 
     def _make_batch(self, now_ns: int) -> None:
         batch: dict[str, Any] = {"unit": self.unit}

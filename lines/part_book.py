@@ -16,6 +16,9 @@ from lines.slots import SlotWriter
 _NO_STAGES = dict.fromkeys(("transport", "decode", "queue", "window", "gather", "model", "post"), 0)
 
 
+RESTART_SETTLE_NS = 1_000_000_000
+
+
 class PartBook:
     """Every part from its arrival until nothing works on its slot any more."""
 
@@ -54,6 +57,8 @@ class PartBook:
             journal.add("parts", row)
             if row["part_id"]:
                 admission.remember_part(row["part_id"], now_ns)
+        # New parts will use the same entries: a second death must not find them half forgotten.
+        journal.settle(RESTART_SETTLE_NS)
         self._ledger.clear()
         return sum(row["reason"] == "restart" for row in left_over) if left_over else None
 

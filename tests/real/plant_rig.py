@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import re
 import signal
 import socket
 import sqlite3
@@ -27,6 +28,7 @@ from hil_sim.demo_plant import MODEL, DemoPlant, make_demo_plant
 
 MS = 1_000_000
 FALLBACK_WORST_NS = 60 * MS
+_OWNER = re.compile(r"takt-[0-9a-f]{8}-(?:triton-\d+|[a-z0-9]+)-(\d+)-(\d+)-")
 
 
 def free_base_port(lines: int = 3, gpus: int = 2) -> int:
@@ -193,8 +195,8 @@ class Rig:
     def orphans(self) -> list[str]:
         """This plant's names in shared memory whose owner is dead (ledgers outlive theirs)."""
         names = [path.name for path in Path("/dev/shm").glob(f"takt-{self.plant.tag}-*")]
-        owned = [name.split("-") for name in names if "-ledger-" not in name]
-        return ["-".join(w) for w in owned if w[-2:-1] != [str(start_ticks(int(w[3])))]]
+        owners = {name: _OWNER.match(name) for name in names if "-ledger-" not in name}
+        return [n for n, o in owners.items() if o is None or start_ticks(int(o[1])) != int(o[2])]
 
     def traces(self) -> list[str]:
         """What this plant has left on the host."""

@@ -322,8 +322,9 @@ class Batcher:
                 case m.RunGolden():
                     self._run_golden(command.gpu, now_ns)
                 case m.SuspectGpu():
-                    self._tell("gpu.suspect", f"gpu{command.gpu}", f"batch {command.batch_id}")
-                    self._endpoints[command.gpu].doubt()
+                    why = "fault" if command.is_fault else "overdue"
+                    self._tell("gpu.suspect", f"gpu{command.gpu}", f"{command.batch_id}: {why}")
+                    self._endpoints[command.gpu].doubt(command.is_fault)
 
     def _run_batch(self, batch: m.RunBatch, now_ns: int) -> None:
         live = self._endpoints[batch.gpu].live

@@ -12,8 +12,9 @@ from deadline_batcher.plan import Category, Plan
 from deadline_batcher.profile import Profile, ProfileError, load_profile
 from deadline_batcher.window import deeprt_window_ns
 
-GRACE_NS = 20_000_000
-"""How much longer than its worst case a batch may take before its GPU is suspect."""
+GRACE_MIN_NS = 20_000_000
+"""How much longer than its worst case a batch may at least take before its GPU is suspect; the
+largest worst case of the pool where that is more."""
 WAITING_MAX = 4096
 
 
@@ -109,6 +110,6 @@ def make_plan(plant: Plant, profiles: dict[str, ModelProfiles]) -> Plan:
         gpus=len(plant.pool.endpoints),
         result_ns=result_ns,
         timer_ns=ms_to_ns(plant.margins.timer_ms),
-        grace_ns=GRACE_NS,
+        grace_ns=max(GRACE_MIN_NS, *(category.wcet_ns[-1] for category in categories)),
         waiting_max=WAITING_MAX,
     )

@@ -144,6 +144,7 @@ class SuspectGpu(NamedTuple):
 
     gpu: int
     batch_id: int
+    is_fault: bool  # False: merely overdue
 
 
 Command = RunBatch | RefusePart | RunGolden | SuspectGpu

@@ -229,7 +229,7 @@ class Scheduler:
             return
         batch = gpu.batch
         if event.is_gpu_fault:
-            self._doubt(gpu, commands)
+            self._doubt(gpu, commands, is_fault=True)
         self._release(gpu, now_ns)
         self._put_back(batch, commands)
 
@@ -255,14 +255,15 @@ class Scheduler:
             if not gpu.overdue_at_ns or gpu.overdue_at_ns > now_ns:
                 continue
             gpu.overdue_at_ns = 0  # seen; the call itself stays open and keeps the GPU occupied
-            self._doubt(gpu, commands)
+            self._doubt(gpu, commands, is_fault=False)
             if gpu.batch is not None:
                 self._put_back(gpu.batch, commands)
 
     @staticmethod
-    def _doubt(gpu: Gpu, commands: list[Command]) -> None:
-        if gpu.step(GpuEvent.DOUBT):
-            commands.append(SuspectGpu(gpu.number, gpu.batch.batch_id if gpu.batch else 0))
+    def _doubt(gpu: Gpu, commands: list[Command], is_fault: bool) -> None:
+        batch_id = gpu.batch.batch_id if gpu.batch else 0
+        if gpu.step(GpuEvent.DOUBT) or is_fault:
+            commands.append(SuspectGpu(gpu.number, batch_id, is_fault))
 
     def _gpu_changed(
         self, event: GpuReady | GpuLost | GpuDrained, now_ns: int, commands: list[Command]
@@ -306,7 +307,7 @@ class Scheduler:
             return  # of a GPU that was lost meanwhile
         self._release(gpu, now_ns)
         if not event.ok:
-            self._doubt(gpu, commands)
+            self._doubt(gpu, commands, is_fault=True)
 
     # --- choosing ---------------------------------------------------------------------------
 

@@ -109,6 +109,7 @@ class Endpoint:
         self._signal = signal
         self._epoch = 0
         self._doubted = threading.Event()
+        self._is_fault = False
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._keep, name=f"gpu{gpu}", daemon=True)
 
@@ -116,8 +117,12 @@ class Endpoint:
         """Begin to look for the server."""
         self._thread.start()
 
-    def doubt(self) -> None:
-        """The loop had an answer that was wrong, late or none: prove the server again, now."""
+    def doubt(self, is_fault: bool) -> None:
+        """Prove the server again, now: with every batch size after an answer that was wrong or
+        none, with one picture after one that is merely late. Late means busy, and a proof of every
+        size would keep it so.
+        """
+        self._is_fault = self._is_fault or is_fault
         self._doubted.set()
 
     def stop(self) -> None:
@@ -170,6 +175,7 @@ class Endpoint:
     def _prove(self, live: Live, is_first: bool) -> None:
         """Goldens of every batch size, big-small-big; after a loss more of them, for longer."""
         self._doubted.clear()
+        self._is_fault = False
         until_ns = time.monotonic_ns() + (0 if is_first else READMIT_NS)
         wanted = 0 if is_first else READMIT_GOLDENS
         done = 0
@@ -221,9 +227,10 @@ class Endpoint:
             if self._doubted.wait(WATCH_EVERY_S):
                 if self._stopping.is_set():
                     return
+                is_fault, self._is_fault = self._is_fault, False
                 self._doubted.clear()
                 for model in self._models:
-                    for rows in _big_small_big(model.batch_max):
+                    for rows in _big_small_big(model.batch_max) if is_fault else (1,):
                         self._golden(live, model, rows)
                 self._tell(Ready(self.gpu, live.epoch, "goldens passed again"))
             counters = tuple(

@@ -132,7 +132,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     def judge_suspect(self, suspect: m.SuspectGpu) -> None:
         place = self.places[suspect.gpu]
-        assert place.is_ready
+        assert place.is_ready or suspect.is_fault
         batch = place.call or self.failing
         assert suspect.batch_id == (batch.batch_id if batch else 0)
         place.is_ready, place.is_void = False, True
@@ -221,9 +221,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         if ghosts:
             batch_id = ghosts.pop().batch_id
             before = self.scheduler.snapshot()
-            self.feed(
-                m.BatchDone(batch_id, gpu) if is_done else m.BatchFailed(batch_id, gpu, True)
-            )
+            self.feed(m.BatchDone(batch_id, gpu) if is_done else m.BatchFailed(batch_id, gpu, True))
             assert self.scheduler.snapshot().gpu_states == before.gpu_states
 
     @rule(gpu=GPU)

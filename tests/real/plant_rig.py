@@ -28,7 +28,7 @@ from hil_sim.demo_plant import MODEL, DemoPlant, make_demo_plant
 
 MS = 1_000_000
 FALLBACK_WORST_NS = 60 * MS
-_OWNER = re.compile(r"takt-[0-9a-f]{8}-(?:triton-\d+|[a-z0-9]+)-(\d+)-(\d+)-")
+_OWNER = re.compile(r"takt-[0-9a-f]{8}-(?:triton-slot\d+|[a-z0-9]+)-(\d+)-(\d+)-")
 
 
 def free_base_port(lines: int = 3, gpus: int = 2) -> int:
@@ -125,11 +125,12 @@ class Rig:
 
     def stop(self, *names: str) -> None:
         """SIGTERM all of them; they must end well and soon."""
-        units = [(name, self.units.pop(name)) for name in names if name in self.units]
-        for _, unit in units:
-            unit.send_signal(signal.SIGTERM)
-        for name, unit in units:
-            assert unit.wait(10) == 0, self.log(name)
+        names = tuple(name for name in names if name in self.units)
+        for name in names:
+            self.units[name].send_signal(signal.SIGTERM)
+        for name in names:
+            assert self.units[name].wait(10) == 0, self.log(name)
+            del self.units[name]
 
     def family(self, name: str) -> list[psutil.Process]:
         """What a unit has started: for a Triton the server, then its stubs."""

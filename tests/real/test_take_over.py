@@ -48,7 +48,8 @@ class Works:
     def start_pool(self) -> None:
         if "batcher" not in self.rig.units:
             self.rig.start("triton-0", "batcher")
-        until(self.ready_count, 30, "the pool is ready")
+        assert self.rig.units["batcher"].poll() is None, self.rig.log("batcher")
+        until(self.ready_count, 20, "the pool is ready")
 
     @contextlib.contextmanager
     def under_load(self, *lines: str) -> Iterator[Under]:
@@ -274,8 +275,8 @@ def test_the_event_journals_replay_to_the_same_commands(pool: Works) -> None:
         list(replay(altered.splitlines()))
 
 
-def test_the_plant_leaves_nothing_behind(pool: Works) -> None:
-    rig = pool.rig
+def test_the_plant_leaves_nothing_behind(works: Works) -> None:
+    rig = works.rig
     rig.stop(*[f"line-{line}" for line in LINES])
     rig.stop(*[name for name in rig.units if name != "journal"])
     rig.stop("journal")

@@ -94,7 +94,7 @@ def test_a_changed_command_is_found_with_its_line(line: int, old: str, new: str)
 def test_a_changed_event_is_found_where_its_commands_first_differ() -> None:
     lines = journal_of(STORY)
     lines[2] = lines[2].replace("40000000", "9000000")  # the first part's pool_due
-    with pytest.raises(JournalError, match="^line 3: "):
+    with pytest.raises(JournalError, match=r"^line 3: "):
         list(replay(lines))
 
 
@@ -108,11 +108,11 @@ def test_a_last_line_cut_short_ends_the_replay(keep: int) -> None:
 def test_a_line_cut_short_in_the_middle_is_an_error() -> None:
     lines = journal_of(STORY)
     lines[5] = lines[5][:-2]
-    with pytest.raises(JournalError, match="^line 6: not JSON"):
+    with pytest.raises(JournalError, match=r"^line 6: not JSON"):
         list(replay(lines))
 
 
 @pytest.mark.parametrize("header", ["", "{", "[]", "{}", '{"version": 1}', '{"version": 2}'])
 def test_what_is_no_header_is_refused(header: str) -> None:
-    with pytest.raises(JournalError, match="^line 1: "):
+    with pytest.raises(JournalError, match=r"^line 1: "):
         list(replay([header]))

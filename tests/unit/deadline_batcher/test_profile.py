@@ -28,7 +28,9 @@ def profile(**changes: Any) -> Profile:
         "margin": 1.2,
         "rule": "max × margin",
         "wcet_ns": {1: 4, 2: 5, 3: 5},
-        "measured": {1: SizeStatistics(samples=9, p50_ns=1, p95_ns=2, p99_ns=2, p999_ns=3, max_ns=3)},
+        "measured": {
+            1: SizeStatistics(samples=9, p50_ns=1, p95_ns=2, p99_ns=2, p999_ns=3, max_ns=3)
+        },
         "provenance": PROVENANCE,
     }
     return Profile(**{**fields, **changes})

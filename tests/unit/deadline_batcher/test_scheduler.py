@@ -197,7 +197,7 @@ def test_a_gpu_without_answer_is_suspect_and_gets_no_work_until_ready() -> None:
     put(scheduler, 1, 0, 5)
     assert scheduler.wakeup_at_ns() == 6 * MS
     # its part is put back, and late by now
-    assert tick(scheduler, 6) == (m.SuspectGpu(0, 1), m.RefusePart(key(1), "late"))
+    assert tick(scheduler, 6) == (m.SuspectGpu(0, 1, False), m.RefusePart(key(1), "late"))
     assert put(scheduler, 2, 7, 30) == ()
     assert tick(scheduler, 20) == ()
     assert scheduler.handle(m.BatchDone(1, 0), 21 * MS) == ()
@@ -209,7 +209,7 @@ def test_a_failed_batch_runs_again_and_a_faulty_gpu_is_suspect() -> None:
     scheduler = ready_pool(gpus=2)
     put(scheduler, 1, 1, 6)
     failed = scheduler.handle(m.BatchFailed(1, 0, True), 1 * MS)
-    assert failed == (m.SuspectGpu(0, 1), batch(2, 1, [(1, 0, 0)], end_ms=5))
+    assert failed == (m.SuspectGpu(0, 1, True), batch(2, 1, [(1, 0, 0)], end_ms=5))
     again = scheduler.handle(m.BatchFailed(2, 1, False), 1 * MS)
     assert again == (batch(3, 1, [(1, 0, 0)], end_ms=5),)
 
@@ -240,14 +240,14 @@ def test_a_golden_runs_on_an_idle_gpu_and_a_wrong_one_makes_it_suspect() -> None
     assert scheduler.handle(m.GoldenWanted(0), 1 * MS) == (m.RunGolden(0),)
     assert put(scheduler, 1, 2, 7) == ()  # the GPU is busy: late at 2 + 1 ns
     assert scheduler.wakeup_at_ns() == 2 * MS + 1
-    assert scheduler.handle(m.GoldenDone(0, False), 2 * MS) == (m.SuspectGpu(0, 0),)
+    assert scheduler.handle(m.GoldenDone(0, False), 2 * MS) == (m.SuspectGpu(0, 0, True),)
 
 
 def test_a_golden_without_answer_makes_its_gpu_suspect() -> None:
     scheduler = ready_pool()
     scheduler.handle(m.GoldenWanted(0), 1 * MS)
     assert scheduler.wakeup_at_ns() == 8 * MS  # 1 + 5, the longest model, + grace
-    assert tick(scheduler, 8) == (m.SuspectGpu(0, 0),)
+    assert tick(scheduler, 8) == (m.SuspectGpu(0, 0, False),)
     assert scheduler.wakeup_at_ns() is None
     assert not scheduler.is_empty
 

@@ -188,7 +188,7 @@ def test_every_flipped_bit_is_found_by_the_checksum() -> None:
     for place in range(len(payload) * 8):
         spoilt = bytearray(payload)
         spoilt[place // 8] ^= 1 << place % 8
-        with pytest.raises(DecodeError, match="^checksum"):
+        with pytest.raises(DecodeError, match=r"^checksum"):
             decode(head, bytes(spoilt), GREY_SHAPE)
 
 

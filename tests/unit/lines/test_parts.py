@@ -1,4 +1,4 @@
-"""From an answer to a verdict and a row: what judges, and that every nanosecond is accounted for."""
+"""From an answer to a verdict and a row: who judges, and that every nanosecond is placed."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_a_score_at_the_threshold_or_above_fails(by: str, score: float, verdict:
 def test_what_does_not_match_is_never_a_pass(by: str, spoilt: dict[str, Any] | None) -> None:
     changes: dict[str, Any] = {}
     if spoilt is not None:
-        changes = {"pool": {"result": result(**spoilt)}, "fallback": {"fallback": run(**spoilt)}}[by]
+        changes = {"result": result(**spoilt)} if by == "pool" else {"fallback": run(**spoilt)}
     decision = judge(part(**changes), by, "", MODELS, 30 * MS)
     assert (decision.verdict, decision.reason) == ("UNINSPECTED", "engine")
     assert (decision.answered_by, decision.score, decision.model) == ("failsafe", None, None)

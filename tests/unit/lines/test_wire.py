@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lines import wire, doc_tables
+from lines import doc_tables, wire
 
 FRAME: dict[str, Any] = {
     "type": "frame", "line": "line01", "camera": "cam01", "session": "5e551017", "seq": 5,

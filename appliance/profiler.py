@@ -109,7 +109,8 @@ def provenance_of(plant: Plant, model: ModelSection, engine: str) -> Provenance:
     path = plant.path(model.pool if engine == "pool" else model.fallback)
     emulated = ""
     if plant.pool.emulate and engine == "pool":
-        emulated = f", emulating {Path(plant.pool.emulate).name}"
+        digest = Goldens.sha256_of(plant.path(plant.pool.emulate))[:8]
+        emulated = f", emulating {Path(plant.pool.emulate).name}@{digest}"
     return Provenance(
         model_sha256=Goldens.sha256_of(path),
         device=cpu_name() + emulated,

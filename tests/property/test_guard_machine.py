@@ -282,6 +282,7 @@ class Line:
         pending: dict[int, int] = {}
         while agenda or core.open_count:
             wakeup_ns = core.wakeup_at_ns()
+            event: g.Event
             if wakeup_ns is not None and (not agenda or wakeup_ns < agenda[0][0]):
                 now_ns, event = wakeup_ns, g.TimeReached()
             else:

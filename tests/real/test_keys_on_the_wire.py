@@ -77,6 +77,8 @@ def test_a_stranger_s_key_gets_nothing(rig: Rig, socket: str) -> None:
         assert not stranger.is_let_in()
         assert not stranger.socket.poll(0, zmq.POLLOUT)
         assert stranger.receive(0.1) is None
+    kind = "camera.refused" if socket == "frames" else "actuator.refused"
+    until(lambda: rig.events(kind, "line-line02"), what="the refusal is told")
 
 
 def test_a_client_without_encryption_gets_nothing(rig: Rig) -> None:

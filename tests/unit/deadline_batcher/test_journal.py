@@ -55,7 +55,7 @@ def test_a_journal_replays_to_the_same_events_and_commands() -> None:
 
 
 def test_every_kind_of_event_is_in_the_story() -> None:
-    assert {type(event) for _, event in STORY} == set(m.Event.__args__)  # type: ignore[attr-defined]
+    assert {type(event) for _, event in STORY} == set(m.Event.__args__)
 
 
 @pytest.mark.parametrize("event", [event for _, event in STORY])

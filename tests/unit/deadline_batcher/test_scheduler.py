@@ -105,6 +105,15 @@ def test_a_batch_is_no_larger_than_its_earliest_due_allows() -> None:
     assert late == (m.RefusePart(key(3), "late"),)
 
 
+def test_the_reserve_for_handing_over_counts_against_the_size() -> None:
+    scheduler = ready_pool()
+    put(scheduler, 9, 0, 5)
+    put(scheduler, 1, 0, 10)
+    put(scheduler, 2, 0, 40)
+    # at 4: 10 − 4 = 6 would hold two, less 1 for the result one
+    assert scheduler.handle(m.BatchDone(1, 0), 4 * MS) == (batch(2, 0, [(1, 4, 0)], end_ms=8),)
+
+
 def test_a_batch_that_cannot_grow_goes_before_one_that_can() -> None:
     scheduler = ready_pool()
     put(scheduler, 9, 0, 5)

@@ -169,6 +169,7 @@ class Batcher:
         self._core.close()
         self._journal.close()
         self._context.destroy(linger=0)
+        Path(self.settings.link_endpoint.removeprefix("ipc://")).unlink(missing_ok=True)
 
     def _tell_lateness(self) -> None:
         detail = self._timer.take_lateness()
@@ -280,8 +281,9 @@ class Batcher:
         mistake: str | None,
     ) -> None:  # fmt: skip
         self._goldens_run += 1
-        if mistake:
-            self._tell("golden.wrong", f"gpu{gpu}", mistake)
+        if mistake:  # without an answer the server failed; with one it was wrong
+            kind = "golden.wrong" if answered_at_ns else "golden.failed"
+            self._tell(kind, f"gpu{gpu}", mistake)
         at_ns = (sent_at_ns, sent_at_ns, sent_at_ns, answered_at_ns)
         outcome = f"golden: {mistake}" if mistake else "golden"
         self._note(-self._goldens_run, gpu, category, rows, at_ns, outcome)

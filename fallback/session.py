@@ -15,6 +15,9 @@ import numpy as np
 import numpy.typing as npt
 import onnxruntime as ort
 
+# It writes a session file into the temporary folder and would call home: a plant has no such way.
+ort.disable_telemetry_events()
+
 Pictures = npt.NDArray[np.uint8]
 Nonces = npt.NDArray[np.int64]
 Scores = npt.NDArray[np.float32]

@@ -1,7 +1,7 @@
 """Which frames of a line are let in. Pure: sessions, sequence numbers, duplicates, limits.
 
 One camera session a line. The order of the checks decides what a frame is told, and is this:
-line, part seen within 60 s, session, sequence seen, sizes and formats. A frame that names a part
+line, part seen within 60 s, sequence seen, session, sizes and formats. A frame that names a part
 and is refused for a reason outside `NOT_OWED` still gets its `UNINSPECTED` verdict, once.
 """
 
@@ -16,6 +16,7 @@ SESSION_SILENCE_NS = 2 * NS_PER_S
 LOST_MAX = 256
 """Of one gap in the sequence, at most this many frames are named one by one."""
 PARTS_REMEMBERED_MAX = 100_000
+SESSIONS_REMEMBERED_MAX = 64
 
 NOT_OWED = frozenset({"duplicate", "version", "header", "line"})
 
@@ -94,7 +95,8 @@ class _Session:
     routing_id: bytes
     camera: str
     session: str
-    next_seq: int
+    width: int
+    height: int
     heard_at_ns: int
 
 
@@ -114,15 +116,18 @@ class Admission:
         self._limits = limits
         self._session: _Session | None = None
         self._parts_seen: dict[str, int] = {}
+        # Of sessions, not of connections: a (session, seq) gets one verdict whatever comes between.
+        self._next_seq: dict[str, int] = {}
 
     @property
     def session(self) -> str | None:
         """The session that may send frames now."""
         return self._session.session if self._session else None
 
-    def remember_part(self, part_id: str, now_ns: int) -> None:
+    def remember_part(self, part_id: str, session: str, seq: int, now_ns: int) -> None:
         """A part a former process of this line accepted: its like is a duplicate."""
         self._parts_seen[part_id] = now_ns
+        self._came(session, seq)
 
     def hello(
         self, routing_id: bytes, key_name: str, header: HelloHeader, now_ns: int
@@ -141,9 +146,9 @@ class Admission:
             and now_ns - present.heard_at_ns < SESSION_SILENCE_NS
         ):
             return Refusal("session", f"camera {present.camera} is connected")
-        is_same = present is not None and present.session == header.session
-        next_seq = present.next_seq if present is not None and is_same else 0
-        self._session = _Session(routing_id, header.camera, header.session, next_seq, now_ns)
+        self._session = _Session(
+            routing_id, header.camera, header.session, header.width, header.height, now_ns
+        )
         return None
 
     def frame(
@@ -152,7 +157,7 @@ class Admission:
         key_name: str,
         header: FrameHeader,
         payload_bytes: int | None,
-        has_free_slot: bool,
+        has_room: bool,
         now_ns: int,
     ) -> Admitted:
         """A frame arrived, under the key `key_name`; `payload_bytes` is None without a payload."""
@@ -161,19 +166,24 @@ class Admission:
         if self._is_part_seen(header.part_id, now_ns):
             lost = self._advance(routing_id, header.session, header.seq, now_ns)
             return Admitted(Refusal("duplicate", "part_id seen within 60 s"), *lost)
+        next_seq = self._next_seq.get(header.session, 0)
+        if header.seq < next_seq:
+            return Admitted(Refusal("duplicate", f"seq below {next_seq}"), (), 0)
         present = self._session
         if present is None or present.routing_id != routing_id or present.session != header.session:
+            self._came(header.session, header.seq)
             self._remember(header.part_id, now_ns)
             return Admitted(Refusal("session", "no hello for this session; send hello"), (), 0)
-        if header.seq < present.next_seq:
-            return Admitted(Refusal("duplicate", f"seq below {present.next_seq}"), (), 0)
         lost = self._advance(routing_id, header.session, header.seq, now_ns)
         self._remember(header.part_id, now_ns)
         # Its seq has come all the same: else it would be lost later, a second verdict.
         if not present.camera == header.camera == key_name:
             detail = f"key {key_name} is not camera {header.camera} of this session"
             return Admitted(Refusal("session", detail), *lost)
-        return Admitted(self._misfit(header, payload_bytes, has_free_slot), *lost)
+        if header.width > present.width or header.height > present.height:
+            detail = f"larger than the {present.width}x{present.height} of the hello"
+            return Admitted(Refusal("size", detail), *lost)
+        return Admitted(self._misfit(header, payload_bytes, has_room), *lost)
 
     def heartbeat(self, routing_id: bytes, session: str, seq: int | None, now_ns: int) -> Admitted:
         """The camera lives and has sent frames up to `seq` (None: none yet)."""
@@ -181,7 +191,7 @@ class Admission:
         if present is None or present.routing_id != routing_id or present.session != session:
             return Admitted(Refusal("session", "no hello for this session; send hello"), (), 0)
         present.heard_at_ns = now_ns
-        if seq is None or seq < present.next_seq:
+        if seq is None:
             return Admitted(None, (), 0)
         return Admitted(None, *self._advance(routing_id, session, seq, now_ns, came=False))
 
@@ -201,7 +211,7 @@ class Admission:
     # --- inside -----------------------------------------------------------------------------
 
     def _misfit(
-        self, header: FrameHeader, payload_bytes: int | None, has_free_slot: bool
+        self, header: FrameHeader, payload_bytes: int | None, has_room: bool
     ) -> Refusal | None:
         limits = self._limits
         if not payload_bytes:
@@ -212,8 +222,8 @@ class Admission:
             return Refusal("size", f"more than {limits.picture_pixels_max} pixels")
         if header.pixel_format not in ENCODINGS.get(header.encoding, set()):
             return Refusal("format", f"{header.pixel_format} cannot come as {header.encoding}")
-        if not has_free_slot:
-            return Refusal("overload", "no free slot; wait for credit")
+        if not has_room:
+            return Refusal("overload", "no credit left; wait for ack")
         return None
 
     def _advance(
@@ -224,13 +234,18 @@ class Admission:
         if present is None or present.routing_id != routing_id or present.session != session:
             return (), 0
         present.heard_at_ns = now_ns
-        if seq < present.next_seq:
+        next_seq = self._next_seq.get(session, 0)
+        if seq < next_seq:
             return (), 0
         end = seq if came else seq + 1
-        count = end - present.next_seq
-        named = tuple(range(max(present.next_seq, end - LOST_MAX), end))
-        present.next_seq = seq + 1
-        return named, count
+        named = tuple(range(max(next_seq, end - LOST_MAX), end))
+        self._came(session, seq)
+        return named, end - next_seq
+
+    def _came(self, session: str, seq: int) -> None:
+        self._next_seq[session] = max(self._next_seq.pop(session, 0), seq + 1)
+        if len(self._next_seq) > SESSIONS_REMEMBERED_MAX:
+            del self._next_seq[next(iter(self._next_seq))]
 
     def _is_part_seen(self, part_id: str, now_ns: int) -> bool:
         seen_at_ns = self._parts_seen.get(part_id)

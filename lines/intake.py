@@ -17,7 +17,7 @@ class FrameSink(Protocol):
     """What the line does with what admission let in or refused."""
 
     @property
-    def free_slots(self) -> int: ...
+    def room(self) -> int: ...
 
     def accept(
         self, routing_id: bytes, frame: wire.Frame, payload: Any, arrived_at_ns: int
@@ -33,14 +33,13 @@ class FrameSink(Protocol):
 
 
 class Intake:
-    """Reads the frames socket. `credit_max` frames may be under way at once."""
+    """Reads the frames socket."""
 
     def __init__(
         self,
         socket: zmq.Socket[bytes],
         line_id: str,
         deadline_ms: float,
-        credit_max: int,
         admission: Admission,
         name_of: Callable[[str], str | None],
         sink: FrameSink,
@@ -49,7 +48,6 @@ class Intake:
         self.socket = socket
         self._line_id = line_id
         self._deadline_ms = deadline_ms
-        self._credit_max = credit_max
         self._admission = admission
         self._name_of = name_of
         self._sink = sink
@@ -112,15 +110,15 @@ class Intake:
         if former != hello.session:
             self._sink.new_session()
             self._tell("camera.connected", key_name, hello.session)
-        credit = min(self._credit_max, self._sink.free_slots)
-        self.answer(routing_id, wire.ready(self._line_id, credit, self._deadline_ms))
+        ready = wire.ready(self._line_id, self._sink.room, self._deadline_ms)
+        self.answer(routing_id, ready)
 
     def _frame(
         self, routing_id: bytes, key_name: str, frame: wire.Frame, payload: Any, now_ns: int
     ) -> None:
         size = None if payload is None else len(payload)
-        has_free_slot = self._sink.free_slots > 0
-        admitted = self._admission.frame(routing_id, key_name, frame, size, has_free_slot, now_ns)
+        has_room = self._sink.room > 0
+        admitted = self._admission.frame(routing_id, key_name, frame, size, has_room, now_ns)
         self._lost(frame.session, admitted.lost, admitted.lost_count, now_ns)
         refusal = admitted.refusal
         if refusal is None:

@@ -18,6 +18,7 @@ RESEND_AT_ONCE = 8
 RESEND_EVERY_NS = 5_000_000
 """A resend goes out in portions, so that the socket always has room for a fresh verdict."""
 UNACKED_MAX = 4096
+UNACKED_NS = 1_000_000_000
 
 Tell = Callable[[str, str, str], None]
 """An event for the journal: kind, subject, detail."""
@@ -52,6 +53,7 @@ class VerdictOutput:
         self._resending: deque[dict[str, Any]] = deque()
         self._next_resend_at_ns = 0
         self._next_beat_at_ns = 0
+        self._unacked_told_at_ns = 0
         self._beat = False
 
     @property
@@ -99,6 +101,7 @@ class VerdictOutput:
             return self._next_beat_at_ns
         self._next_beat_at_ns = now_ns + BEAT_EVERY_NS
         self._beat = not self._beat
+        self._tell_unacked(now_ns)
         actuator = self._actuator
         if actuator is not None:
             self._send(wire.heartbeat(beat=self._beat))
@@ -107,6 +110,17 @@ class VerdictOutput:
                 self._tell("actuator.silent", actuator.name, "no toggle for 300 ms")
             actuator.is_lost = is_lost
         return self._next_beat_at_ns
+
+    def _tell_unacked(self, now_ns: int) -> None:
+        """A verdict that nobody acknowledged may not have reached the gate: told once a second."""
+        oldest_ns = next(iter(self._unacked.values()), now_ns)
+        is_old = now_ns - oldest_ns >= UNACKED_NS
+        if is_old and now_ns - self._unacked_told_at_ns >= UNACKED_NS:
+            self._unacked_told_at_ns = now_ns
+            detail = (
+                f"{len(self._unacked)} verdicts, the oldest for {(now_ns - oldest_ns) / 1e9:.1f} s"
+            )
+            self._tell("verdict.unacked", self._line_id, detail)
 
     def _on_message(self, frames: list[zmq.Frame], now_ns: int) -> None:
         routing_id = bytes(frames[0].buffer)

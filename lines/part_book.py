@@ -56,7 +56,7 @@ class PartBook:
         for row in left_over:
             journal.add("parts", row)
             if row["part_id"]:
-                admission.remember_part(row["part_id"], now_ns)
+                admission.remember_part(row["part_id"], row["session"], row["seq"], now_ns)
         # New parts will use the same entries: a second death must not find them half forgotten.
         journal.settle(RESTART_SETTLE_NS)
         self._ledger.clear()
@@ -108,6 +108,11 @@ class PartBook:
             raise RuntimeError("a frame was let in without a free slot")
         part.slot, part.nonce = slot, secrets.randbits(63)
         return slot
+
+    @property
+    def decoding_count(self) -> int:
+        """Parts whose frame has not been answered yet."""
+        return sum(part.slot is not None and not part.is_acked for part in self._parts.values())
 
     def read_begins(self, part: OpenPart) -> None:
         """The fallback thread reads the part's slot from here on."""

@@ -148,7 +148,6 @@ class LineProcess:
             frames,
             settings.line_id,
             settings.deadline_ns / 1e6,
-            CREDIT_MAX,
             self._admission,
             cameras.name_of,
             self,
@@ -220,9 +219,9 @@ class LineProcess:
     # --- what came in -----------------------------------------------------------------------
 
     @property
-    def free_slots(self) -> int:
-        """Slots that a frame could take now."""
-        return self._slots.free_count
+    def room(self) -> int:
+        """How many frames may be let in now: the camera's credit."""
+        return min(CREDIT_MAX - self._book.decoding_count, self._slots.free_count)
 
     def new_session(self) -> None:
         """A camera started: its clock is a new one."""

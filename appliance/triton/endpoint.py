@@ -213,7 +213,7 @@ class Endpoint:
         if not ended.wait(GOLDEN_LIMIT_S):
             abandoned.set()
             raise CallFailed(f"a golden was not answered within {GOLDEN_LIMIT_S:g} s")
-        answered_at_ns = time.monotonic_ns()
+        answered_at_ns = 0 if errors else time.monotonic_ns()
         mistake = errors[0] if errors else model.goldens.mistake(slot, chosen)
         live.region.release(number)
         self._tell(

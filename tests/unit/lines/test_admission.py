@@ -53,9 +53,9 @@ def send(
     route: bytes = b"r1",
     key_name: str = "cam01",
     payload_bytes: int | None = 500,
-    has_free_slot: bool = True,
+    has_room: bool = True,
 ) -> Admitted:
-    return admission.frame(route, key_name, frame, payload_bytes, has_free_slot, now_ns)
+    return admission.frame(route, key_name, frame, payload_bytes, has_room, now_ns)
 
 
 def reason(admitted: Admitted) -> str | None:
@@ -180,16 +180,18 @@ def test_a_frame_that_does_not_fit_is_refused_once_and_owed(
 def test_limits_are_met_exactly() -> None:
     admission = line()
     assert reason(send(admission, number(0), payload_bytes=1000)) is None
-    assert reason(send(admission, number(1, width=64 * 48, height=1))) is None
+    assert reason(send(admission, number(1, width=64, height=48))) is None
+    assert reason(send(admission, number(2, width=65, height=1))) == "size"  # than its hello said
+    assert reason(send(admission, number(3, width=1, height=49))) == "size"
 
 
 def test_without_a_free_slot_a_frame_is_overload_last_of_all_checks() -> None:
     admission = line()
-    assert reason(send(admission, number(0), has_free_slot=False)) == "overload"
-    assert reason(send(admission, number(1), payload_bytes=None, has_free_slot=False)) == "format"
+    assert reason(send(admission, number(0), has_room=False)) == "overload"
+    assert reason(send(admission, number(1), payload_bytes=None, has_room=False)) == "format"
 
 
-def test_the_order_of_checks_is_line_part_session_sequence_sizes() -> None:
+def test_the_order_of_checks_is_line_part_sequence_session_sizes() -> None:
     admission = line()
     send(admission, number(5))
     everything = number(5, line="x", session="x", width=9999)
@@ -201,6 +203,7 @@ def test_the_order_of_checks_is_line_part_session_sequence_sizes() -> None:
     in_session = replace(seen, part_id="newer", session="s1")
     old = send(admission, in_session, payload_bytes=None)
     assert old.refusal == Refusal("duplicate", "seq below 6")
+    assert send(admission, in_session, route=b"r9").refusal == old.refusal
     assert reason(send(admission, replace(in_session, seq=6), payload_bytes=10**6)) == "size"
 
 
@@ -221,8 +224,10 @@ def test_a_part_is_a_duplicate_for_sixty_seconds() -> None:
 
 def test_a_part_of_the_process_before_is_a_duplicate() -> None:
     admission = line()
-    admission.remember_part("p0", 5)
-    assert reason(send(admission, number(0), now_ns=6)) == "duplicate"
+    admission.remember_part("p4", "s1", 4, 5)
+    assert reason(send(admission, number(5, part_id="p4"), now_ns=6)) == "duplicate"
+    assert reason(send(admission, number(4, part_id="new"), now_ns=6)) == "duplicate"
+    assert send(admission, number(6), now_ns=7) == Admitted(None, (), 0)
 
 
 def test_a_duplicate_part_still_counts_in_the_sequence() -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -85,6 +85,7 @@ class Batcher:
         self._news: deque[News] = deque()
         self._answers: deque[_Run] = deque()
         self._goldens_run = 0
+        self._events: deque[tuple[m.Event, int]] = deque()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._journal = JournalSender(
             self._context,
@@ -233,7 +234,8 @@ class Batcher:
         mistake = run.error or model.goldens.mistake(slot, run.golden)
         answered_at_ns = 0 if run.error else run.answered_at_ns
         self._note_golden(run.gpu, 0, 1, run.sent_at_ns, answered_at_ns, mistake)
-        self._feed(m.GoldenDone(run.gpu, not mistake), now_ns)
+        if self._endpoints[run.gpu].live is run.live:  # else of a server that was lost meanwhile
+            self._feed(m.GoldenDone(run.gpu, not mistake), now_ns)
 
     def _batch_ended(self, run: _Run, batch: m.RunBatch, now_ns: int) -> None:
         slot = run.live.region.slots[run.slot]
@@ -314,19 +316,28 @@ class Batcher:
     # --- obeying the scheduler --------------------------------------------------------------
 
     def _feed(self, event: m.Event, now_ns: int) -> None:
-        commands: Sequence[m.Command] = self._core.handle(event, now_ns)
-        for command in commands:
-            match command:
-                case m.RunBatch():
-                    self._run_batch(command, now_ns)
-                case m.RefusePart():
-                    self._lines.refuse(command.key, command.reason)
-                case m.RunGolden():
-                    self._run_golden(command.gpu, now_ns)
-                case m.SuspectGpu():
-                    why = "fault" if command.is_fault else "overdue"
-                    self._tell("gpu.suspect", f"gpu{command.gpu}", f"{command.batch_id}: {why}")
-                    self._endpoints[command.gpu].doubt(command.is_fault)
+        """Give the scheduler an event and obey it; what obeying brings about comes after."""
+        self._events.append((event, now_ns))
+        if len(self._events) > 1:
+            return
+        while self._events:
+            told, at_ns = self._events[0]
+            for command in self._core.handle(told, at_ns):
+                self._obey(command, at_ns)
+            self._events.popleft()
+
+    def _obey(self, command: m.Command, now_ns: int) -> None:
+        match command:
+            case m.RunBatch():
+                self._run_batch(command, now_ns)
+            case m.RefusePart():
+                self._lines.refuse(command.key, command.reason)
+            case m.RunGolden():
+                self._run_golden(command.gpu, now_ns)
+            case m.SuspectGpu():
+                why = "fault" if command.is_fault else "overdue"
+                self._tell("gpu.suspect", f"gpu{command.gpu}", f"{command.batch_id}: {why}")
+                self._endpoints[command.gpu].doubt(command.is_fault)
 
     def _run_batch(self, batch: m.RunBatch, now_ns: int) -> None:
         live = self._endpoints[batch.gpu].live

@@ -25,7 +25,7 @@ from fallback.session import Session, SessionError, identity
 from lines.admission import Limits
 from lines.keys import KeyFileError
 from lines.process import LineProcess
-from lines.settings import LineSettings
+from lines.settings import LineSettings, ModelIdentity
 
 EVENT_JOURNAL_BYTES_MAX = 64 * 1024 * 1024
 SWITCH_INTERVAL_S = 0.0005
@@ -66,9 +66,7 @@ def line_settings(plant: Plant, line_id: str) -> LineSettings:
         keys_folder=plant.path(plant.paths.keys),
         runtime_folder=runtime,
         model_name=model.name,
-        pool_identity=identity(model.name, pool.sha256),
-        pool_threshold=pool.threshold,
-        pool_labels=pool.labels,
+        pool_model=ModelIdentity(identity(model.name, pool.sha256), pool.threshold, pool.labels),
         fallback_path=plant.path(model.fallback),
         fallback_threads=plant.fallback.threads,
         fallback_concurrent_max=plant.fallback.concurrent_max,

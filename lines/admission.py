@@ -17,6 +17,7 @@ LOST_MAX = 256
 """Of one gap in the sequence, at most this many frames are named one by one."""
 PARTS_REMEMBERED_MAX = 100_000
 SESSIONS_REMEMBERED_MAX = 64
+REFUSED_REMEMBERED_MAX = 4096
 
 NOT_OWED = frozenset({"duplicate", "version", "header", "line"})
 
@@ -118,6 +119,8 @@ class Admission:
         self._parts_seen: dict[str, int] = {}
         # Of sessions, not of connections: a (session, seq) gets one verdict whatever comes between.
         self._next_seq: dict[str, int] = {}
+        # Refused outside their session, one by one: another's frames must not use up a sequence.
+        self._refused: dict[tuple[str, int], None] = {}
 
     @property
     def session(self) -> str | None:
@@ -167,11 +170,13 @@ class Admission:
             lost = self._advance(routing_id, header.session, header.seq, now_ns)
             return Admitted(Refusal("duplicate", "part_id seen within 60 s"), *lost)
         next_seq = self._next_seq.get(header.session, 0)
-        if header.seq < next_seq:
-            return Admitted(Refusal("duplicate", f"seq below {next_seq}"), (), 0)
+        if header.seq < next_seq or (header.session, header.seq) in self._refused:
+            return Admitted(Refusal("duplicate", f"seq {header.seq} has its verdict"), (), 0)
         present = self._session
         if present is None or present.routing_id != routing_id or present.session != header.session:
-            self._came(header.session, header.seq)
+            self._refused[header.session, header.seq] = None
+            if len(self._refused) > REFUSED_REMEMBERED_MAX:
+                del self._refused[next(iter(self._refused))]
             self._remember(header.part_id, now_ns)
             return Admitted(Refusal("session", "no hello for this session; send hello"), (), 0)
         lost = self._advance(routing_id, header.session, header.seq, now_ns)
@@ -238,9 +243,13 @@ class Admission:
         if seq < next_seq:
             return (), 0
         end = seq if came else seq + 1
-        named = tuple(range(max(next_seq, end - LOST_MAX), end))
+        named = tuple(
+            lost
+            for lost in range(max(next_seq, end - LOST_MAX), end)
+            if (session, lost) not in self._refused
+        )
         self._came(session, seq)
-        return named, end - next_seq
+        return named, len(named) + max(0, end - next_seq - LOST_MAX)
 
     def _came(self, session: str, seq: int) -> None:
         self._next_seq[session] = max(self._next_seq.pop(session, 0), seq + 1)

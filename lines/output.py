@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -88,6 +89,13 @@ class VerdictOutput:
         self._send_again(now_ns)
         next_at_ns = self._beat_if_due(now_ns)
         return min(next_at_ns, self._next_resend_at_ns) if self._resending else next_at_ns
+
+    def settle(self, wait_ms: int = 200) -> None:
+        """Before an end: wait for the acks of what was sent, so that it does leave the socket."""
+        end_ns = time.monotonic_ns() + wait_ms * 1_000_000
+        while self._unacked and self.is_healthy and time.monotonic_ns() < end_ns:
+            self.socket.poll(10)
+            self.on_readable(time.monotonic_ns())
 
     @property
     def unacked_count(self) -> int:

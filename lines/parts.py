@@ -8,17 +8,8 @@ from typing import Any
 from deadline_batcher.link import Result
 from lines.clock import Capture
 from lines.record import PartRow
-from lines.settings import LineSettings
+from lines.settings import LineSettings, ModelIdentity
 from lines.threads import FallbackOutcome
-
-
-@dataclass(frozen=True, slots=True)
-class ModelIdentity:
-    """Which model judges, and from which score on it fails a part."""
-
-    identity: str
-    threshold: float
-    labels: tuple[str, ...]
 
 
 @dataclass(slots=True)

@@ -1,13 +1,14 @@
 """One line's process: owns its frames, their deadlines, their verdicts and its own fallback.
 
-One loop owns all state. It waits for its sockets, its timer and its two threads, feeds the guard
-(pure), and obeys it. Nothing in it waits for the batcher, the journal or the pool.
+One loop owns all state: it feeds the guard (pure) what came, and obeys it. Nothing in it waits for
+the batcher, the journal or the pool.
 """
 
 from __future__ import annotations
 
 import secrets
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -27,10 +28,10 @@ from lines.keys import AllowList
 from lines.ledger import Ledger
 from lines.output import VerdictOutput
 from lines.part_book import PartBook
-from lines.parts import ModelIdentity, OpenPart, judge, row_of, verdict_fields
+from lines.parts import OpenPart, judge, row_of, verdict_fields
 from lines.pool_link import PoolLink
-from lines.settings import LineSettings
-from lines.slots import SlotWriter, slot_stride
+from lines.settings import LineSettings, ModelIdentity
+from lines.slots import Picture, SlotWriter, slot_stride
 from lines.sockets import (
     FRAMES_HIGH_WATER,
     VERDICTS_HIGH_WATER,
@@ -68,9 +69,7 @@ class LineProcess:
         self._session = Session(settings.fallback_path, settings.fallback_threads)
         facts = self._session.facts
         self._models = {
-            "pool": ModelIdentity(
-                settings.pool_identity, settings.pool_threshold, settings.pool_labels
-            ),
+            "pool": settings.pool_model,
             "fallback": ModelIdentity(
                 identity(settings.model_name, facts.sha256), facts.threshold, facts.labels
             ),
@@ -89,6 +88,7 @@ class LineProcess:
         self._fallback = JobThread("fallback", answering(self._session, locks), self._signal)
         self._guard = g.Guard(settings.guard_plan, time.monotonic_ns())
         self._late_answers = 0
+        self._events: deque[tuple[g.Event, int]] = deque()
         hello = link.Hello(
             line=settings.line_id,
             model=settings.model_name,
@@ -210,6 +210,7 @@ class LineProcess:
             if self._guard.is_open(number):
                 self._feed(g.PictureBad(number, "stop"), time.monotonic_ns())
         self._tell_lateness()
+        self._output.settle()
         if self._journal.close() == 0:
             self._ledger.clear()
         self._slots.segment.unlink()
@@ -329,29 +330,34 @@ class LineProcess:
     # --- obeying the guard ------------------------------------------------------------------
 
     def _feed(self, event: g.Event, now_ns: int) -> None:
-        for command in self._guard.handle(event, now_ns):
-            part = None if isinstance(command, g.StartWarm) else self._book[command.part]
-            match command:
-                case g.OfferToPool():
-                    assert part is not None
-                    self._offer(part, command.pool_due_at_ns)
-                case g.MovePoolDue():
-                    self._pool.tell(link.PoolDue(command.part, command.pool_due_at_ns))
-                case g.StartFallback():
-                    assert part is not None and part.slot is not None
-                    part.is_fallback_started = True
-                    self._book.read_begins(part)
-                    picture = self._slots.picture(part.slot)
-                    ordered_at_ns = time.monotonic_ns()
-                    self._fallback.put(FallbackJob(part.part, picture, part.nonce, ordered_at_ns))
-                case g.StartWarm():
-                    nonce = secrets.randbits(63)
-                    self._fallback.put(
-                        FallbackJob(None, self._warm_picture, nonce, time.monotonic_ns())
-                    )
-                case g.Decide():
-                    assert part is not None
-                    self._decide(part, command)
+        """Give the guard an event and obey it; what obeying brings about comes after, in order."""
+        self._events.append((event, now_ns))
+        if len(self._events) > 1:
+            return
+        while self._events:
+            for command in self._guard.handle(*self._events[0]):
+                self._obey(command)
+            self._events.popleft()
+
+    def _obey(self, command: g.Command) -> None:
+        match command:
+            case g.OfferToPool():
+                self._offer(self._book[command.part], command.pool_due_at_ns)
+            case g.MovePoolDue():
+                self._pool.tell(link.PoolDue(command.part, command.pool_due_at_ns))
+            case g.StartFallback():
+                part = self._book[command.part]
+                assert part.slot is not None
+                part.is_fallback_started = True
+                self._book.read_begins(part)
+                self._run_fallback(part.part, self._slots.picture(part.slot), part.nonce)
+            case g.StartWarm():
+                self._run_fallback(None, self._warm_picture, secrets.randbits(63))
+            case g.Decide():
+                self._decide(self._book[command.part], command)
+
+    def _run_fallback(self, number: int | None, picture: Picture, nonce: int) -> None:
+        self._fallback.put(FallbackJob(number, picture, nonce, time.monotonic_ns()))
 
     def _offer(self, part: OpenPart, pool_due_at_ns: int) -> None:
         assert part.slot is not None

@@ -9,12 +9,21 @@ from fallback.guard import GuardPlan
 from lines.admission import Limits
 
 
+@dataclass(frozen=True, slots=True)
+class ModelIdentity:
+    """Which model judges (name@sha12), from which score on it fails a part, what it finds."""
+
+    identity: str
+    threshold: float
+    labels: tuple[str, ...]
+
+
 @dataclass(frozen=True)
 class LineSettings:
     """One line, resolved: absolute paths, nanoseconds, endpoints.
 
-    pool_identity (name@sha12), pool_threshold, pool_labels: what an answer of the pool is judged
-    by, and called in the records. wcet_fallback_ns: see `GuardPlan`.
+    pool_model: what an answer of the pool is judged by, and called in the records.
+    wcet_fallback_ns: see `GuardPlan`.
     """
 
     line_id: str
@@ -27,9 +36,7 @@ class LineSettings:
     keys_folder: Path
     runtime_folder: Path
     model_name: str
-    pool_identity: str
-    pool_threshold: float
-    pool_labels: tuple[str, ...]
+    pool_model: ModelIdentity
     fallback_path: Path
     fallback_threads: int
     fallback_concurrent_max: int

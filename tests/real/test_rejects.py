@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import crc32c
+import numpy as np
 import pytest
 from plant_rig import Rig, agree, all_in_time
 from plant_wire import Actuator, Camera, Header, Load, encoded, picture
@@ -286,12 +287,14 @@ def test_a_frame_captured_too_long_ago_is_late(bench: Bench, late_ms: int) -> No
         agree(verdict, row)
 
 
-def test_more_frames_than_slots_are_an_overload_and_every_part_is_answered(bench: Bench) -> None:
+def test_more_frames_than_credit_are_an_overload_and_every_part_is_answered(bench: Bench) -> None:
     camera = bench.camera
+    noise = np.random.default_rng(1).integers(0, 256, (480, 640), np.uint8)
+    large = encoded("jpeg", noise)  # takes so long to decode that the credit runs out
     sent = []
     for _ in range(4 * SLOTS):
-        header = camera.header(JPEG)
-        camera.send(header, JPEG)
+        header = camera.header(large, width=640, height=480)
+        camera.send(header, large)
         sent.append(header)
     # Beyond its credit a camera has no right to every answer; every part has one to a verdict.
     assert "overload" in [camera.answer().get("reason") for _ in range(2 * SLOTS)]

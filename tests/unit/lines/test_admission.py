@@ -202,7 +202,7 @@ def test_the_order_of_checks_is_line_part_sequence_session_sizes() -> None:
     assert reason(send(admission, new_part, payload_bytes=None)) == "session"
     in_session = replace(seen, part_id="newer", session="s1")
     old = send(admission, in_session, payload_bytes=None)
-    assert old.refusal == Refusal("duplicate", "seq below 6")
+    assert old.refusal == Refusal("duplicate", "seq 5 has its verdict")
     assert send(admission, in_session, route=b"r9").refusal == old.refusal
     assert reason(send(admission, replace(in_session, seq=6), payload_bytes=10**6)) == "size"
 
@@ -306,3 +306,12 @@ def test_a_camera_that_stops_on_purpose_is_not_silent_but_gone() -> None:
     assert admission.session is None
     assert reason(send(admission, number(0))) == "session"
     assert admission.hello(b"r2", "cam02", Hello(camera="cam02"), 1) is None
+
+
+def test_another_connections_frames_do_not_use_up_the_sequence_of_a_session() -> None:
+    admission = line()
+    assert reason(send(admission, number(7, part_id="x"), route=b"other")) == "session"
+    assert reason(send(admission, number(7, part_id="y"), route=b"other")) == "duplicate"
+    assert send(admission, number(0)) == Admitted(None, (), 0)
+    # Seq 7 has its verdict already: when it is passed over it is not said to be lost as well.
+    assert send(admission, number(8)) == Admitted(None, (1, 2, 3, 4, 5, 6), 6)

@@ -30,8 +30,8 @@ def settings(**changes: Any) -> LineSettings:
     fields: dict[str, Any] = {
         "line_id": "line01", "plant_tag": "0" * 8, "camera": None, "frames_endpoint": "",
         "verdicts_endpoint": "", "batcher_endpoint": "", "journal_endpoint": "",
-        "keys_folder": nowhere, "runtime_folder": nowhere, "model_name": "m", "pool_identity": "",
-        "pool_threshold": 0.5, "pool_labels": (), "fallback_path": nowhere, "fallback_threads": 1,
+        "keys_folder": nowhere, "runtime_folder": nowhere, "model_name": "m",
+        "pool_model": ModelIdentity("", 0.5, ()), "fallback_path": nowhere, "fallback_threads": 1,
         "fallback_concurrent_max": 1, "wcet_fallback_ns": 1, "warm_every_ns": 1,
         "deadline_ns": 100 * MS, "actuation_ns": 20 * MS, "output_ns": 3 * MS, "timer_ns": 1,
         "start_ns": 1, "transport_min_ns": 0, "transport_max_ns": 0, "fail_safe": "divert",

@@ -290,8 +290,8 @@ def test_a_frame_captured_too_long_ago_is_late(bench: Bench, late_ms: int) -> No
 def test_more_frames_than_credit_are_an_overload_and_every_part_is_answered(bench: Bench) -> None:
     camera = bench.camera
     assert camera.hello()["type"] == "ready"  # for pictures of 640x480
-    noise = np.random.default_rng(1).integers(0, 256, (480, 640), np.uint8)
-    large = encoded("jpeg", noise)  # takes so long to decode that the credit runs out
+    # Takes so long to decode that the credit runs out.
+    large = encoded("jpeg", np.kron(PIXELS, np.ones((4, 4), np.uint8)))
     sent = []
     for _ in range(4 * SLOTS):
         header = camera.header(large, width=640, height=480)

@@ -121,7 +121,7 @@ def kills(options: argparse.Namespace) -> dict[str, Any]:
     bad = sum(run["missed"] + run["lost"] + run["duplicate"] for run in runs)
     owed = sum(run["owed"] for run in runs)
     caught_runs = sum(run["batches_caught"] > 0 for run in runs)
-    print(f"kills            {len(runs)}, {caught_runs} of them with a batch in flight")
+    print(f"kills            {len(runs)}, {caught_runs} of them cost a batch, which ran elsewhere")
     print(f"missed, lost or duplicate  {bound_text(bad, owed)} parts")
     failed_runs = sum(not run["held"] for run in runs)
     print(f"kills that cost a verdict  {bound_text(failed_runs, len(runs))} kills")

@@ -144,7 +144,6 @@ class Batcher:
                 beat_at_ns = now_ns + BEAT_EVERY_NS
                 states = self._core.snapshot().gpu_states
                 self._lines.beat(sum(state == "READY" for state in states))
-                self._core.flush()
             if now_ns >= lateness_at_ns:
                 lateness_at_ns = now_ns + LATENESS_EVERY_NS
                 self._tell_lateness()

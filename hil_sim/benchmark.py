@@ -204,7 +204,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--runs", type=int, default=20, help="of kills and start (20)")
     parser.add_argument("--seconds", type=float, default=60, help="of load (60)")
     parser.add_argument("--seed", type=int, default=1, help="of the random instants")
-    parser.add_argument("--results", type=Path, default=RESULTS, metavar="DIR")
+    parser.add_argument(
+        "--results", type=Path, default=RESULTS, metavar="DIR", help="where the results go"
+    )
     return parser
 
 

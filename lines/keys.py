@@ -206,8 +206,12 @@ class AllowList:
         self._next_look_ns = now_ns + LOOK_EVERY_NS
         try:
             seen = self._stamps()
-        except OSError as error:
+        except FileNotFoundError as error:
             self._names, self._seen = {}, {}
+            self._problems = (f"{self._folder}: {error.strerror}",)
+            return
+        except OSError as error:
+            # Out of descriptors or a sick disk takes nobody's permission away: only a removal does.
             self._problems = (f"{self._folder}: {error.strerror}",)
             return
         if seen != self._seen:
@@ -215,7 +219,7 @@ class AllowList:
             self._read(sorted(seen))
 
     def _stamps(self) -> dict[str, tuple[int, int, int]]:
-        """File name → what changes when it is written: modification time, size, inode."""
+        """File name → what changes with content or permission: change time, size, inode."""
         stamps = {}
         if self._only is not None:
             name = f"{self._only}.key"
@@ -223,7 +227,7 @@ class AllowList:
                 found = (self._folder / name).stat()
             except FileNotFoundError:
                 return {}
-            return {name: (found.st_mtime_ns, found.st_size, found.st_ino)}
+            return {name: (found.st_ctime_ns, found.st_size, found.st_ino)}
         with os.scandir(self._folder) as entries:
             for entry in entries:
                 if entry.name.endswith(".key"):
@@ -231,7 +235,7 @@ class AllowList:
                         found = entry.stat()
                     except FileNotFoundError:
                         continue
-                    stamps[entry.name] = (found.st_mtime_ns, found.st_size, found.st_ino)
+                    stamps[entry.name] = (found.st_ctime_ns, found.st_size, found.st_ino)
         return stamps
 
     def _read(self, file_names: list[str]) -> None:
@@ -243,6 +247,9 @@ class AllowList:
                 public = load_public(path)
             except KeyFileError as error:
                 problems.append(str(error))
+                if isinstance(error.__cause__, OSError):  # not its content: keep it, look again
+                    self._seen = {}
+                    names |= {key: name for key, name in self._names.items() if name == path.stem}
                 continue
             if public in names:
                 problems.append(f"{path}: the same key as {names[public]}.key; ignored")

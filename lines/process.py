@@ -175,6 +175,8 @@ class LineProcess:
                 lateness_at_ns += LATENESS_EVERY_NS
                 self._tell_lateness()
             self._key_watch.look(time.monotonic_ns())
+            if not (self._decoder.is_alive and self._fallback.is_alive):
+                raise RuntimeError("a thread of this line has died; starting anew is the way out")
         self._finish()
 
     def stop(self) -> None:
@@ -379,12 +381,14 @@ class LineProcess:
         settings = self.settings
         now_ns = time.monotonic_ns()
         decision = judge(part, command.answered_by, command.reason, self._models, now_ns)
-        self._ledger.sending(part.part)
+        if part.is_owed:
+            self._ledger.sending(part.part)
         fields = verdict_fields(settings, part, decision, time.monotonic_ns())
         is_sent = self._output.send(fields)
         sent_at_ns = fields["sent_ns"] if is_sent else 0
         row = row_of(settings, part, decision, fields["action"], sent_at_ns).as_dict()
-        self._ledger.sent(part.part, row)
+        if part.is_owed:
+            self._ledger.sent(part.part, row)
         self._journal.add("parts", row)
         if decision.answered_by != "pool" and part.ready_at_ns:
             self._pool.tell(link.Withdrawn(part.part))

@@ -43,6 +43,11 @@ class JobThread(Generic[Job, Outcome]):
         """Queue one job. How many may be open is the caller's limit (slots)."""
         self._jobs.put(job)
 
+    @property
+    def is_alive(self) -> bool:
+        """Whether the thread still takes jobs."""
+        return self._thread.is_alive()
+
     def stop(self) -> None:
         """End after the jobs queued so far."""
         self._jobs.put(None)
@@ -81,12 +86,12 @@ def decoding(
     def work(job: DecodeJob) -> DecodeOutcome:
         try:
             picture = decode(job.header, job.payload, shape)
+            generation = slots.write(job.slot, picture, job.nonce)
         except DecodeError as error:
             return DecodeOutcome(job.part, 0, error.reason, error.detail, time.monotonic_ns())
         except Exception as error:  # whatever a picture does, the thread must see the next one
             detail = f"{type(error).__name__}: {error}"[:200]
             return DecodeOutcome(job.part, 0, "decode", detail, time.monotonic_ns())
-        generation = slots.write(job.slot, picture, job.nonce)
         return DecodeOutcome(job.part, generation, "", "", time.monotonic_ns())
 
     return work

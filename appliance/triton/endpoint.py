@@ -169,8 +169,13 @@ class Endpoint:
         rows = max(model.batch_max for model in self._models)
         picture_bytes = max(model.goldens.facts.picture_bytes for model in self._models)
         region = Region(self._tag, self.gpu, SLOTS, rows, picture_bytes)
-        client.register(region)
-        return Live(self._epoch, client, region, client.version())
+        try:
+            client.register(region)
+            return Live(self._epoch, client, region, client.version())
+        except CallFailed:
+            region.unlink()
+            client.close()
+            raise
 
     def _prove(self, live: Live, is_first: bool) -> None:
         """Goldens of every batch size, big-small-big; after a loss more of them, for longer."""

@@ -7,6 +7,7 @@ from the `_ns` properties on. Unknown keys are refused. Paths are relative to th
 from __future__ import annotations
 
 import hashlib
+import os
 from pathlib import Path
 from typing import Annotated, Literal
 from urllib.parse import urlsplit
@@ -41,6 +42,12 @@ GrpcEndpoint = Annotated[str, _endpoint_of("grpc")]
 def ms_to_ns(milliseconds: float) -> int:
     """Whole nanoseconds of a time in milliseconds."""
     return round(milliseconds * NS_PER_MS)
+
+
+def plant_tag(folder: Path, name: str) -> str:
+    """Eight hex digits that tell a plant's shared memory from another's on the same host."""
+    where = os.fsencode(folder.absolute()) + b"\0" + name.encode()
+    return hashlib.sha256(where).hexdigest()[:8]
 
 
 class Section(BaseModel):
@@ -184,8 +191,7 @@ class Plant(Section):
     @property
     def tag(self) -> str:
         """Eight hex digits that tell this plant's shared memory from another's on the same host."""
-        where = f"{self.folder.absolute()}\0{self.plant.name}"
-        return hashlib.sha256(where.encode()).hexdigest()[:8]
+        return plant_tag(self.folder, self.plant.name)
 
     def line_named(self, line_id: str) -> LineSection:
         """The line with this id. Raises KeyError."""

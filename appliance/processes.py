@@ -112,6 +112,18 @@ class Port:
     host: str
     number: int
 
+    def is_served(self) -> bool:
+        """Whether something listens there."""
+        return answers(f"tcp://{self.host}:{self.number}")
+
+
+def answers(url: str) -> bool:
+    """Whether something listens at `scheme://host:port`."""
+    host, _, port = url.rpartition("://")[2].rpartition(":")
+    with socket.socket() as probe:
+        probe.settimeout(0.5)
+        return probe.connect_ex((host, int(port))) == 0
+
 
 def port_trouble(port: Port) -> str | None:
     """Why `port` cannot be listened on: who holds it and what to do; None if it is free."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import signal
-import socket
 import sys
 import threading
 import time
@@ -18,6 +17,7 @@ from rich.table import Table
 
 from appliance.plant import Plant
 from appliance.plant_errors import PlantError, load_plant
+from appliance.processes import answers
 from appliance.profiler import (
     FULL,
     LARGEST_RULE,
@@ -40,14 +40,6 @@ POOL_LIMIT_S = 60.0
 
 class Stopped(Exception):  # noqa: N818 - not an error: somebody asked
     """Ctrl-C or SIGTERM."""
-
-
-def answers(url: str) -> bool:
-    """Whether something listens at `scheme://host:port`."""
-    host, _, port = url.rpartition("://")[2].rpartition(":")
-    with socket.socket() as probe:
-        probe.settimeout(0.5)
-        return probe.connect_ex((host, int(port))) == 0
 
 
 def profile_plant(

@@ -43,13 +43,17 @@ class StartError(Exception):
     """This process cannot start; the text says why and what to do."""
 
 
+class UnknownLineError(StartError):
+    """The plant file has no such line."""
+
+
 def line_settings(plant: Plant, line_id: str) -> LineSettings:
     """Resolve one line of the plant. Raises StartError, PlanningError or SessionError."""
     try:
         line = plant.line_named(line_id)
     except KeyError:
         known = ", ".join(line.id for line in plant.line)
-        raise StartError(f"no line {line_id} in the plant file; there are: {known}") from None
+        raise UnknownLineError(f"no line {line_id} in the plant file; there are: {known}") from None
     model = plant.model_named(line.model)
     profiles = profiles_of(plant)[model.name]
     runtime = plant.path(plant.paths.runtime)
@@ -140,7 +144,7 @@ def _serve(plant_file: Path, name: str, make: Callable[[Plant], Runnable]) -> in
         zmq.ZMQError,
     ) as error:
         print(f"takt {name}: {error}", file=sys.stderr)
-        return 1
+        return 2 if isinstance(error, UnknownLineError) else 1
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: process.stop())
     sys.setswitchinterval(SWITCH_INTERVAL_S)

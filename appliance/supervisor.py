@@ -35,6 +35,7 @@ from appliance.processes import (
 from appliance.unit_log import UnitLog
 from appliance.units import Unit, plant_ports, plant_units
 from deadline_batcher.shm import SHM_FOLDER, sweep
+from lines.ledger import remove_settled
 
 OnEvent = Callable[[str, str, str], None]
 STEADY_AFTER_S = 10.0
@@ -338,6 +339,7 @@ class Supervisor:
 
     def _remove_traces(self) -> None:
         sweep(self._plant.tag)
+        remove_settled(self._plant.tag)
         for path in SHM_FOLDER.glob(f"takt-{self._plant.tag}-triton-*"):
             path.unlink(missing_ok=True)
         for path in self._plant.path(self._plant.paths.runtime).iterdir():
@@ -384,10 +386,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         signal.signal(number, on_signal)
     try:
         supervisor.start()
-    except SupervisorError as error:
+    except (SupervisorError, OSError) as error:
         print(f"takt: {error}", file=sys.stderr)
         return 1
     try:
+        ports = plant_ports(plant)
+        while not ended.wait(0.2) and ports:
+            ports = [port for port in ports if not port.is_served()]
+        if not ended.is_set():
+            print(f"all {len(plant.line)} lines serve; Ctrl-C ends the plant", flush=True)
         ended.wait()
     finally:
         supervisor.stop()

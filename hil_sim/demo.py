@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -20,15 +21,16 @@ from rich.console import Console
 from rich.live import Live
 
 from appliance.planning import PlanningError, make_plan, profiles_of
-from appliance.plant import Plant
+from appliance.plant import Plant, plant_tag
 from appliance.plant_errors import PlantError, load_plant
-from appliance.processes import tied
+from appliance.processes import answers, tied
 from appliance.profile_cache import keep_profiles, take_profiles
-from appliance.profile_command import Stopped, answers, profile_plant
+from appliance.profile_command import Stopped, profile_plant
 from appliance.profiler import SHORT, ProfilerError
 from appliance.supervisor import Supervisor, SupervisorError
 from appliance.triton.fetch import embedded_server
 from appliance.triton.libpython import FetchError
+from deadline_batcher.shm import SHM_FOLDER, start_ticks
 from hil_sim.check_journal import as_json, as_text, judge
 from hil_sim.demo_plant import DemoError, DemoPlant, line_ids, make_demo_plant
 from hil_sim.demo_view import JournalView, plain, table
@@ -38,6 +40,19 @@ START_LIMIT_S = 60.0
 ANCHOR_AFTER_S = 2.5
 SETTLE_S = 0.6
 CAMERA_PROCESSES = 2
+SCRATCH_PREFIX = "takt-demo-"
+
+
+def sweep_dead_demos() -> None:
+    """Remove what demos left that were killed before they could: folders and shared memory."""
+    for scratch in Path(tempfile.gettempdir()).glob(f"{SCRATCH_PREFIX}*"):
+        with contextlib.suppress(OSError, ValueError):
+            pid, ticks = map(int, (scratch / "owner").read_text().split())
+            if start_ticks(pid) != ticks:
+                tag = plant_tag(scratch / "plant", "demo")
+                for path in SHM_FOLDER.glob(f"takt-{tag}-*"):
+                    path.unlink(missing_ok=True)
+                shutil.rmtree(scratch, ignore_errors=True)
 
 
 class Demo:
@@ -47,7 +62,9 @@ class Demo:
         self.options = options
         self.console = console
         self.stopping = threading.Event()
-        self._scratch = Path(tempfile.mkdtemp(prefix="takt-demo-"))
+        sweep_dead_demos()
+        self._scratch = Path(tempfile.mkdtemp(prefix=SCRATCH_PREFIX))
+        (self._scratch / "owner").write_text(f"{os.getpid()} {start_ticks(os.getpid())}")
         self._supervisor: Supervisor | None = None
         self._clients: list[subprocess.Popen[bytes]] = []
         self._logs: list[object] = []
@@ -184,9 +201,9 @@ class Demo:
             first_s = min(sent_at_ns) / 1e9 - self._started_s
             figures["first_verdict_s"] = round(first_s, 3)
             self._say(f"first verdict {first_s:.1f} s after the command")
+        self._say(as_text(evidence, report))
         if self.options.json:
             self.options.json.write_text(json.dumps(figures, indent=2) + "\n")
-        self.console.print(as_text(evidence, report), markup=False, highlight=False)
         if self.options.keep:
             self._say(f"kept: {self.folder}")
         return 0 if report.is_clean else 1
@@ -217,7 +234,7 @@ class Demo:
     # --- small things -----------------------------------------------------------------------
 
     def _say(self, text: str) -> None:
-        self.console.print(text, markup=False, highlight=False)
+        self.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def _pause(self, seconds: float) -> None:
         if self.stopping.wait(seconds):
@@ -248,8 +265,13 @@ def _parser() -> argparse.ArgumentParser:
     add("--deadline-ms", type=float, default=150.0, help="from exposure to the gate (150)")
     add("--gpus", type=int, default=4, help="Triton servers (4)")
     add("--batch-max", type=int, default=8, help="largest batch (8)")
-    add("--images", type=Path, metavar="DIR", help="pictures to send; by default made, tile-like")
-    add("--base-port", type=int, default=5600, help="frames from +1, verdicts +101, Tritons +200")
+    add("--images", type=Path, metavar="DIR", help="pictures to send (free/ is good); else made")
+    add(
+        "--base-port",
+        type=int,
+        default=5600,
+        help="(5600) frames +1…, verdicts +101…, Tritons +200…",
+    )
     add("--kill-triton", type=int, metavar="N", help="SIGKILL Triton N (0 is the first)")
     add("--at", type=float, default=20.0, metavar="S", help="when, seconds after the start (20)")
     add("--emulate", type=Path, metavar="PROFILE", help="hold batches for this profile's times")
@@ -268,7 +290,7 @@ def _check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None
         ("seconds", 1, 86_400),
         ("deadline_ms", 20, 60_000),
         ("gpus", 1, 64),
-        ("batch_max", 1, 128),
+        ("batch_max", 1, 32),
         ("base_port", 1024, 65_000),
     ):
         value = getattr(options, name)
@@ -278,6 +300,8 @@ def _check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None
         parser.error(f"--kill-triton {options.kill_triton}: from 0 to {options.gpus - 1}")
     if options.kill_triton is not None and not 0 <= options.at < options.seconds:
         parser.error(f"--at {options.at:g}: from 0 to less than --seconds {options.seconds:g}")
+    if options.json is not None and not options.json.absolute().parent.is_dir():
+        parser.error(f"--json {options.json}: no such folder")
     if options.images is not None and not options.images.is_dir():
         parser.error(f"--images {options.images}: no such folder")
 
@@ -303,7 +327,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (DemoError, PlantError, PlanningError, FetchError) as error:
         print(f"takt demo: {error}", file=sys.stderr)
         return 2
-    except (SupervisorError, ProfilerError, EvidenceError) as error:
+    except (SupervisorError, ProfilerError, EvidenceError, OSError) as error:
         print(f"takt demo: {error}", file=sys.stderr)
         return 1
     finally:

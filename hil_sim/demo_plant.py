@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,7 @@ MODEL = "tile-defects"
 VERDICTS_OFFSET = 100
 ENDPOINTS_OFFSET = 200
 SOCKET_PATH_MAX = 90
-"""A unix socket's path may have 107 characters; the longest name in `run/` takes the rest."""
+"""A unix socket's path may have 107 bytes; the longest name in `run/` takes the rest."""
 
 
 class DemoError(Exception):
@@ -102,7 +103,7 @@ def make_demo_plant(folder: Path, demo: DemoPlant, short_folder: Path) -> Path:
     models = PROJECT / "models"
     if not (models / f"{MODEL}.onnx").is_file():
         raise DemoError(f"{models}/{MODEL}.onnx is missing; the demo runs from a checkout")
-    runtime = "run" if len(str(folder / "run")) <= SOCKET_PATH_MAX else str(short_folder)
+    runtime = "run" if len(os.fsencode(folder / "run")) <= SOCKET_PATH_MAX else str(short_folder)
     for name in ("models", "profiles", "logs", "journal"):
         (folder / name).mkdir(parents=True)
     for name in (f"{MODEL}.onnx", f"{MODEL}-int8.onnx"):

@@ -163,7 +163,7 @@ def table(figures: Figures, elapsed_s: float, seconds: float, note: str) -> Grou
     for name in ("line", "parts", "pass", "fail", "uninsp.", "pool", "fallback", "late"):
         grid.add_column(name, justify="left" if name == "line" else "right")
     grid.add_column("p99 ms", justify="right")
-    grid.add_column("least margin ms", justify="right")
+    grid.add_column("margin ms", justify="right")
     for line in figures.lines:
         grid.add_row(
             line.line,
@@ -174,11 +174,12 @@ def table(figures: Figures, elapsed_s: float, seconds: float, note: str) -> Grou
             Text(f"{line.late} !" if line.late else "0", "bold red" if line.late else ""),
             *(_ms(line.p99_ms), _ms(line.margin_min_ms)),
         )
-    pool = Text("pool, batches × mean size   ")
+    pool = Table(box=None, padding=(0, 1), header_style="bold")
+    for name in ("pool", "state", "batches", "mean size"):
+        pool.add_column(name, justify="left" if name in ("pool", "state") else "right")
     for gpu in figures.gpus:
-        style = "" if gpu.state == "READY" else "bold yellow"
-        pool.append(f"{gpu.gpu} {gpu.state}", style)
-        pool.append(f" {gpu.batches} × {gpu.mean_size:.1f}    ")
+        state = Text(gpu.state, "" if gpu.state == "READY" else "bold yellow")
+        pool.add_row(gpu.gpu, state, str(gpu.batches), f"{gpu.mean_size:.1f}")
     head = Text(f"{elapsed_s:5.0f} of {seconds:g} s   {figures.parts} parts   ")
     head.append(
         f"{figures.late} late" if figures.late else "none late",

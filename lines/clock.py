@@ -4,8 +4,10 @@
 
 never after arrival. The smallest difference seen is the fastest transport, so clock offset and
 transport are told apart without trusting either clock's absolute value. A camera clock that steps
-back starts the window anew. Until SAMPLES_MIN differences are in the window, and for cameras
-without a usable clock, capture is taken as `arrival - transport_max`: early, never late.
+back behind its last stamp starts the window anew; so do STEPPED_MIN late frames in a row whose
+differences agree, because a slow network varies and a stepped clock does not. Until SAMPLES_MIN
+differences are in the window, and for cameras without a usable clock, capture is taken as
+`arrival - transport_max`: early, never late.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from typing import NamedTuple
 
 SAMPLES_MIN = 8
 WINDOW_NS = 60_000_000_000
+STEPPED_MIN = 8
 
 
 class Capture(NamedTuple):
@@ -23,6 +26,7 @@ class Capture(NamedTuple):
     captured_at_ns: int
     quality: str
     is_late: bool
+    stepped_ns: int = 0  # not 0: the camera's clock was found to have stepped back by that much
 
 
 class ClockMap:
@@ -34,6 +38,7 @@ class ClockMap:
         self._minima: deque[tuple[int, int]] = deque()  # (arrival, difference), rising
         self._arrivals: deque[int] = deque(maxlen=SAMPLES_MIN)
         self._last_captured_ns: int | None = None
+        self._late_differences: list[int] = []
 
     def map(self, captured_ns: int, clock: str, arrived_at_ns: int) -> Capture:
         """Where on our clock the camera's stamp lies."""
@@ -49,7 +54,27 @@ class ClockMap:
             return assumed
         mapped_ns = captured_ns + self._minima[0][1] - self._transport_min_ns
         is_late = mapped_ns < arrived_at_ns - self._transport_max_ns
+        stepped_ns = self._stepped_ns(arrived_at_ns - captured_ns, is_late)
+        if stepped_ns:
+            self._minima.clear()
+            self._arrivals.clear()
+            return assumed._replace(stepped_ns=stepped_ns)
         return Capture(min(mapped_ns, arrived_at_ns), clock, is_late)
+
+    def _stepped_ns(self, difference_ns: int, is_late: bool) -> int:
+        """By how much the clock has stepped back, once enough late frames in a row agree."""
+        if not is_late:
+            self._late_differences.clear()
+            return 0
+        self._late_differences.append(difference_ns)
+        if len(self._late_differences) < STEPPED_MIN:
+            return 0
+        least_ns, most_ns = min(self._late_differences), max(self._late_differences)
+        self._late_differences.pop(0)
+        if most_ns - least_ns > self._transport_max_ns:
+            return 0
+        self._late_differences.clear()
+        return least_ns - self._minima[0][1]
 
     def _add(self, arrived_at_ns: int, difference_ns: int) -> None:
         self._arrivals.append(arrived_at_ns)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -11,6 +12,7 @@ from lines import wire
 from lines.admission import Admission, Refusal
 
 Tell = Callable[[str, str, str], None]
+LOST_PER_TURN = 8
 
 
 class FrameSink(Protocol):
@@ -51,6 +53,7 @@ class Intake:
         self._admission = admission
         self._name_of = name_of
         self._sink = sink
+        self._lost_frames: deque[tuple[str, int, int]] = deque()
         self._tell = tell
 
     def on_readable(self, clock_ns: Callable[[], int], messages_max: int) -> None:
@@ -140,8 +143,16 @@ class Intake:
         self._lost(beat.session, admitted.lost, admitted.lost_count, now_ns)
 
     def _lost(self, session: str, named: tuple[int, ...], count: int, now_ns: int) -> None:
-        for seq in named:
-            self._sink.lose(session, seq, now_ns)
+        self._lost_frames.extend((session, seq, now_ns) for seq in named)
         if count > len(named):
             detail = f"{count - len(named)} more lost frames than are named one by one"
             self._tell("limit.lost", self._line_id, detail)
+
+    def name_lost(self) -> bool:
+        """Say of a few lost frames that they are lost; whether there are more.
+
+        A long gap in one go would hold the loop up, and with it the parts that did come.
+        """
+        for _ in range(min(LOST_PER_TURN, len(self._lost_frames))):
+            self._sink.lose(*self._lost_frames.popleft())
+        return bool(self._lost_frames)

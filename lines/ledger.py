@@ -35,6 +35,21 @@ def ledger_name(tag: str, line_id: str) -> str:
     return f"takt-{tag}-ledger-{line_id}"
 
 
+def remove_settled(tag: str) -> list[str]:
+    """Remove the ledgers of a plant that has ended in which nothing waits to be journalled."""
+    removed = []
+    for path in sorted(SHM_FOLDER.glob(f"{ledger_name(tag, '')}*")):
+        content = path.read_bytes()
+        states = [
+            _STATE.unpack_from(content, offset)[0]
+            for offset in range(0, len(content) - _ENTRY_BYTES + 1, _ENTRY_BYTES)
+        ]
+        if not any(states):
+            path.unlink(missing_ok=True)
+            removed.append(path.name)
+    return removed
+
+
 class Ledger:
     """A ring of the last ENTRIES parts of a line."""
 

@@ -29,6 +29,7 @@ class PartBook:
         self._parts: dict[int, OpenPart] = {}
         self._reading: set[int] = set()
         self._next_number = 1
+        self._last_lost = 0
         self.new_clock()
 
     def __getitem__(self, number: int) -> OpenPart:
@@ -91,7 +92,9 @@ class PartBook:
 
     def open_lost(self, session: str, seq: int, noticed_at_ns: int) -> OpenPart:
         """A frame never came. Nobody knows when its part reaches the gate."""
-        number = self._new_number()
+        # Counted downward: it is not owed, and must not take another part's place in the ledger.
+        self._last_lost -= 1
+        number = self._last_lost
         capture = Capture(noticed_at_ns, "none", False)
         due_at_ns, deadline_at_ns = due_times(self._settings, noticed_at_ns)
         part = OpenPart(

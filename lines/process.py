@@ -195,10 +195,12 @@ class LineProcess:
         self._output.on_readable(time.monotonic_ns())
         self._journal.on_readable()
         self._intake.on_readable(time.monotonic_ns, MESSAGES_PER_TURN)
+        has_lost = self._intake.name_lost()
         now_ns = time.monotonic_ns()
         self._feed(g.TimeReached(), now_ns)
         self._journal.flush(now_ns)
         wakeups = [
+            now_ns if has_lost else None,
             self._output.beat(now_ns),
             self._pool.beat(now_ns),
             self._journal.flush_due_at_ns(),

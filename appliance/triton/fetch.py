@@ -11,6 +11,7 @@ import contextlib
 import fcntl
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -24,6 +25,8 @@ from pathlib import Path
 
 from appliance.triton.libpython import SERIES, FetchError, library_folder
 
+SAFE_PATH = re.compile(r"[A-Za-z0-9._/+,=@~-]+")
+"""What a path may hold that Triton starts its Python part from."""
 PROJECT = "nvidia-pytriton"
 WHEEL_VERSION = "0.7.0"
 SERVER_VERSION = "2.51"
@@ -80,8 +83,14 @@ class EmbeddedServer:
 
 
 def cache_folder() -> Path:
-    """`$XDG_CACHE_HOME/takt`, or `~/.cache/takt`."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "takt"
+    """`$XDG_CACHE_HOME/takt`, or `~/.cache/takt`. Raises FetchError on a path Triton breaks at."""
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "takt"
+    if not SAFE_PATH.fullmatch(str(folder)):
+        raise FetchError(
+            f"{folder}: Triton 2.51 starts its Python part through an unquoted command line; set "
+            f"XDG_CACHE_HOME to a path of letters, digits and . _ / + = @ ~ -"
+        )
+    return folder
 
 
 def say_on_stderr(text: str) -> None:

@@ -14,6 +14,7 @@ endpoint, line, name = sys.argv[1:4]
 socket = zmq.Context.instance().socket(zmq.DEALER)
 socket.linger, socket.immediate, socket.sndhwm = 0, 1, 8
 socket.heartbeat_ivl, socket.heartbeat_timeout = 250, 1000
+socket.sndtimeo = 5000  # a refused key looks like a line that is not there
 socket.curve_publickey, socket.curve_secretkey = zmq.auth.load_certificate(
     f"secrets/actuators/{name}.key_secret"
 )

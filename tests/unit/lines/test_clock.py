@@ -144,3 +144,28 @@ def test_capture_is_early_or_right_once_a_frame_was_as_fast_as_can_be(
         assert not mapped.is_late
         if k >= SAMPLES_MIN - 1:
             assert mapped.captured_at_ns == captured_ns
+
+
+def test_a_small_step_back_is_late_only_until_eight_frames_agree() -> None:
+    clock = ClockMap(1_000_000, 20_000_000)
+    step_ns, qualities = 0, []
+    for k in range(60):
+        if k == 20:
+            step_ns = -60_000_000  # less than the 100 ms between frames: stamps still rise
+        at_ns = 10**12 + k * 100_000_000
+        capture = clock.map(at_ns - 5_000_000 + step_ns, "ptp", at_ns)
+        qualities.append("late" if capture.is_late else capture.quality)
+        assert capture.stepped_ns == (60_000_000 if k == 27 else 0)
+    assert qualities[20:27] == ["late"] * 7
+    assert qualities[27:35] == ["none"] * 8
+    assert qualities[35:] == ["ptp"] * 25
+
+
+def test_a_network_that_is_slow_and_varies_is_no_step() -> None:
+    clock = ClockMap(1_000_000, 20_000_000)
+    for k in range(20):
+        clock.map(10**12 + k * 100_000_000 - 5_000_000, "ptp", 10**12 + k * 100_000_000)
+    for k in range(20, 40):
+        at_ns = 10**12 + k * 100_000_000
+        capture = clock.map(at_ns - 40_000_000 - (k % 2) * 30_000_000, "ptp", at_ns)
+        assert capture.is_late and not capture.stepped_ns

@@ -21,10 +21,6 @@ pixel_format = "Mono8" if colorspace == "Gray" else "RGB8"
 socket = zmq.Context.instance().socket(zmq.DEALER)
 socket.linger, socket.immediate, socket.sndhwm, socket.heartbeat_ivl = 0, 1, 8, 250
 socket.heartbeat_timeout, socket.sndtimeo, socket.rcvtimeo = 1000, 5000, 5000
-    1000,
-    5000,
-    5000,
-)  # a refused key looks like a line that is not there
 socket.curve_publickey, socket.curve_secretkey = zmq.auth.load_certificate(
     f"secrets/cameras/{name}.key_secret"
 )

@@ -25,6 +25,7 @@ from appliance.plant import (
 )
 from appliance.supervisor import Supervisor, SupervisorError
 from appliance.units import Unit, plant_units
+from lines.ledger import Ledger
 
 SLEEPS = "import time; time.sleep(60)"
 STUBBORN = (
@@ -272,14 +273,16 @@ def test_stop_removes_sockets_and_shared_memory(plant: Plant, start: Start) -> N
     supervisor, events = start(program("batcher", SLEEPS))
     wait_for(events, "batcher", "started")
     dead = f"/dev/shm/takt-{plant.tag}-slots-999999999-1-1"
-    ledger = f"/dev/shm/takt-{plant.tag}-ledger-line01"
-    for name in (dead, ledger):
-        Path(name).write_bytes(b"x")
+    ledger, settled = (f"/dev/shm/takt-{plant.tag}-ledger-line0{k}" for k in (1, 2))
+    Path(dead).write_bytes(b"x")
+    Ledger(plant.tag, "line01").accept(1, {"part_id": "p"})  # its row is in no journal yet
+    Ledger(plant.tag, "line02")
     with socket.socket(socket.AF_UNIX) as left:
         left.bind(str(plant.folder / "run" / "b.sock"))
     supervisor.stop()
     assert not (plant.folder / "run" / "b.sock").exists()
     assert not Path(dead).exists()
+    assert not Path(settled).exists()
     assert Path(ledger).exists()
     supervisor.stop(purge=True)
     assert not Path(ledger).exists()

@@ -7,10 +7,16 @@ behaves like the GPUs it stands for.
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
+import fcntl
 import gc
 import hashlib
 import json
+import os
+import struct
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +37,37 @@ def array_of(tensor: Any) -> Any:
     return np.from_dlpack(tensor)
 
 
+class Lent:
+    """An array lent to the stub, with the capsule in which it was lent."""
+
+    def __init__(self, array: Any) -> None:
+        self._array = array
+        self.capsule: Any = None
+
+    def __dlpack__(self, **told: Any) -> Any:
+        self.capsule = self._array.__dlpack__(**told)
+        return self.capsule
+
+    def __dlpack_device__(self) -> Any:
+        return self._array.__dlpack_device__()
+
+
+STUB_NAME, RIGHT_NAME = b"used_dlpack", b"used_dltensor"
+_is_named = ctypes.pythonapi.PyCapsule_IsValid
+_is_named.argtypes = [ctypes.py_object, ctypes.c_char_p]
+_rename = ctypes.pythonapi.PyCapsule_SetName
+_rename.argtypes = [ctypes.py_object, ctypes.c_char_p]
+
+
 def tensor_of(name: str, array: Any) -> Any:
     """An array as the stub's tensor on the same memory."""
-    return pb.Tensor.from_dlpack(name, array)
+    lent = Lent(array)
+    tensor = pb.Tensor.from_dlpack(name, lent)
+    # The stub marks a capsule as used by a name of its own; numpy would not know it and write a
+    # traceback into the log for every tensor.
+    if _is_named(lent.capsule, STUB_NAME):
+        _rename(lent.capsule, RIGHT_NAME)
+    return tensor
 
 
 def hold_until(end_ns: int) -> None:
@@ -75,6 +109,36 @@ def open_session(path: Path, sha256: str, threads: int, provider: str) -> ort.In
     return session
 
 
+HELD = struct.Struct("<qqqqq")
+"""One line of `held_log`: asked_at_ns, taken_at_ns, freed_at_ns, emulated_ns, rows."""
+
+
+class EmulatedGpu:
+    """One GPU that the models of a server share: one batch at a time, whoever's it is."""
+
+    def __init__(self, lock: str | None, log: str | None) -> None:
+        self._lock = None if lock is None else os.open(lock, os.O_CREAT | os.O_RDWR, 0o600)
+        flags = os.O_CREAT | os.O_WRONLY | os.O_APPEND
+        self._log = None if log is None else os.open(log, flags, 0o600)
+
+    @contextlib.contextmanager
+    def taken(self) -> Iterator[None]:
+        """Hold the GPU; wait for it where another model has it."""
+        if self._lock is not None:
+            fcntl.flock(self._lock, fcntl.LOCK_EX)
+        try:
+            yield
+        finally:
+            if self._lock is not None:
+                fcntl.flock(self._lock, fcntl.LOCK_UN)
+
+    def note(self, asked_at_ns: int, taken_at_ns: int, emulated_ns: int, rows: int) -> None:
+        """Write down one batch, where a trial asked for it."""
+        if self._log is not None:
+            freed_at_ns = time.monotonic_ns()
+            os.write(self._log, HELD.pack(asked_at_ns, taken_at_ns, freed_at_ns, emulated_ns, rows))
+
+
 class TritonPythonModel:
     """What Triton's stub calls: `initialize` once, then `execute` for every batch."""
 
@@ -87,6 +151,8 @@ class TritonPythonModel:
         self._hold_ns: dict[int, int] = {}
         if "emulate" in told:
             self._hold_ns = emulated_times(folder / told["emulate"], batch_max)
+        self._gpu = EmulatedGpu(told.get("gpu_lock"), told.get("held_log"))
+        self._is_merging = "dynamic_batching" in config
         self._session = open_session(
             folder / told["model_file"], told["sha256"], int(told["threads"]), told["provider"]
         )
@@ -114,6 +180,13 @@ class TritonPythonModel:
     # Triton's own word for one message is in its interface.
     def execute(self, requests: list[Any]) -> list[Any]:
         """Answer each batch in turn; a batch that fails fails alone."""
+        asked_at_ns = time.monotonic_ns()
+        with self._gpu.taken():
+            if self._is_merging:
+                return self._merged(requests, asked_at_ns)
+            return self._in_turn(requests)
+
+    def _in_turn(self, requests: list[Any]) -> list[Any]:
         responses = []
         start_ns = time.monotonic_ns()
         for batch in requests:
@@ -125,6 +198,32 @@ class TritonPythonModel:
             # The next one is held from this one's absolute end, so that lateness does not add up;
             # only a batch that itself ran over moves it.
             start_ns = max(end_ns, answered_ns)
+        return responses
+
+    def _merged(self, requests: list[Any], asked_at_ns: int) -> list[Any]:
+        # Triton's dynamic batcher hands over single parts that it wants run as one batch.
+        taken_at_ns = time.monotonic_ns()
+        try:
+            parts = [
+                [array_of(pb.get_input_tensor_by_name(one, name)) for name in INPUTS]
+                for one in requests
+            ]
+            counts = [len(image) for image, _ in parts]
+            image, nonce = (np.concatenate(column) for column in zip(*parts, strict=True))
+            outputs = self._run(image, nonce)
+        except Exception as error:
+            failed = pb.TritonError(f"{type(error).__name__}: {error}")
+            return [pb.InferenceResponse(error=failed) for _ in requests]
+        responses, first = [], 0
+        for count in counts:
+            # Each answer gets memory of its own: a view of a part would cross with wrong strides.
+            rows = [np.array(one[first : first + count]) for one in outputs]
+            tensors = [tensor_of(name, one) for name, one in zip(OUTPUTS, rows, strict=True)]
+            responses.append(pb.InferenceResponse(output_tensors=tensors))
+            first += count
+        emulated_ns = self._hold_ns.get(first, 0)
+        hold_until(taken_at_ns + emulated_ns)
+        self._gpu.note(asked_at_ns, taken_at_ns, emulated_ns, first)
         return responses
 
     def _answer(self, batch: Any) -> tuple[Any, int]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from appliance.plant import LineSection, ModelSection, Plant, ms_to_ns
-from deadline_batcher.plan import Category, Plan
+from deadline_batcher.plan import Category, LineTiming, Plan, PolicySpec
 from deadline_batcher.profile import Profile, ProfileError, load_profile
 from deadline_batcher.window import deeprt_window_ns
 
@@ -73,10 +73,17 @@ def pool_budget_ns(plant: Plant, line: LineSection, wcet_fallback_ns: int) -> in
     return due_budget_ns(plant, line) - reserve_ns
 
 
-def make_plan(plant: Plant, profiles: dict[str, ModelProfiles]) -> Plan:
-    """The scheduler's plan. Raises PlanningError for a line that the pool can never serve."""
+def make_plan(
+    plant: Plant, profiles: dict[str, ModelProfiles], policy: PolicySpec | None = None
+) -> Plan:
+    """The scheduler's plan; `takt` forms its batches unless another policy is given.
+
+    Raises PlanningError for a line that the pool can never serve.
+    """
     result_ns = ms_to_ns(plant.margins.result_ms)
     categories = []
+    numbers = {model.name: number for number, model in enumerate(plant.model)}
+    timings: dict[str, LineTiming] = {}
     short: dict[str, list[str]] = {}
     for model in plant.model:
         wcet_ns = tuple(
@@ -98,6 +105,9 @@ def make_plan(plant: Plant, profiles: dict[str, ModelProfiles]) -> Plan:
                 )
                 short.setdefault(text, []).append(line.id)
             relative_ns.append(max(left_ns, 0))
+            timings[line.id] = LineTiming(
+                numbers[model.name], ms_to_ns(line.cycle_time_ms), max(left_ns, 0)
+            )
         window_ns = deeprt_window_ns(relative_ns) if relative_ns else 0
         categories.append(Category(model.name, wcet_ns, window_ns))
     if short:
@@ -111,4 +121,6 @@ def make_plan(plant: Plant, profiles: dict[str, ModelProfiles]) -> Plan:
         timer_ns=ms_to_ns(plant.margins.timer_ms),
         grace_ns=GRACE_NS,
         waiting_max=WAITING_MAX,
+        policy=policy or PolicySpec(),
+        lines=tuple(timings[line.id] for line in plant.line),
     )

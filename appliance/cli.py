@@ -17,6 +17,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "run": ("appliance.supervisor:main", "run a plant's processes on this host"),
     "check": ("appliance.plant_errors:main", "check a plant file"),
     "profile": ("appliance.profile_command:main", "measure worst-case execution times"),
+    "size": ("hil_sim.size_command:main", "whether a plant fits with N, N-1 and N-2 GPUs, and why"),
     "gate": ("fallback.gate:main", "compare pool model and fallback with the baseline"),
     "check-journal": ("hil_sim.check_journal:main", "decide the promise from the records"),
     "replay": ("appliance.replay:main", "replay a batcher's event journal"),

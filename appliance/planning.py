@@ -6,8 +6,10 @@ Everything here is in integer nanoseconds. Errors say by how much something does
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from appliance.plant import LineSection, ModelSection, Plant, ms_to_ns
+from appliance.profile_provenance import provenance_of
 from deadline_batcher.plan import Category, LineTiming, Plan, PolicySpec
 from deadline_batcher.profile import Profile, ProfileError, load_profile
 from deadline_batcher.window import deeprt_window_ns
@@ -15,6 +17,8 @@ from deadline_batcher.window import deeprt_window_ns
 GRACE_NS = 20_000_000
 """How much longer than its worst case a batch may take before its GPU is suspect."""
 WAITING_MAX = 4096
+MUST_MATCH = ("model_sha256", "device", "gpu", "driver")
+"""What makes a profile another's; `takt profile --check` compares all the rest as well."""
 
 
 class PlanningError(Exception):
@@ -56,9 +60,24 @@ def _engine_profile(plant: Plant, model: ModelSection, engine: str) -> Profile:
     if engine == "pool" and profile.batch_max < model.batch_max:
         raise ProfileError(
             f"{path}: has batch sizes up to {profile.batch_max}, "
-            f"the plant file's batch_max is {model.batch_max}; measure again: takt profile"
+            f"{model.batch_max - profile.batch_max} short of the plant file's batch_max "
+            f"{model.batch_max}; measure again: takt profile"
         )
+    if profile.origin != "published":
+        _check_origin(plant, model, profile, path)
     return profile
+
+
+def _check_origin(plant: Plant, model: ModelSection, profile: Profile, path: Path) -> None:
+    """A measured profile is of this model file on this processor and GPU, or of no use here."""
+    here = provenance_of(plant, model, profile.engine)
+    found = [
+        text
+        for text in profile.provenance.mismatch(here)
+        if text.partition(":")[0] in MUST_MATCH
+    ]
+    if found:
+        raise ProfileError(f"{path}: {'; '.join(found)}; measure again: takt profile")
 
 
 def due_budget_ns(plant: Plant, line: LineSection) -> int:

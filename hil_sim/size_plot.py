@@ -53,6 +53,7 @@ def _ticks(low: float, high: float) -> list[float]:
 def _draw(title: str, curves: Sequence[Curve], line: Line, text: Text) -> None:
     """The same plot for both formats. text: position, words, size, anchor (start, middle, end)."""
     loads = [load for curve in curves for load, _ in curve.points]
+    loads += [curve.misses_from for curve in curves if curve.misses_from is not None]
     margins = [margin for curve in curves for _, margin in curve.points]
     high_x, high_y = max([1.1, *loads]), max([1.0, *margins]) * 1.08
     low_x, low_y = 0.0, min([0.0, *margins])

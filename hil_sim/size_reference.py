@@ -36,9 +36,13 @@ def arrivals_of(load: Load, horizon_ns: int, rng: random.Random) -> list[tuple[i
         at_ns = 0 if common else rng.randrange(one.cycle_ns)
         is_strict = rng.random() < 0.8
         follows = rng.random() < 0.5
-        jitter_kind = rng.randrange(3)
+        jitter_kind, turns_at = rng.randrange(4), rng.randrange(4)
+        number = 0
         while at_ns < horizon_ns:
-            found.append(_part(one, at_ns, jitter_kind, follows, rng))
+            # Late up to one part and early from it on brings two as close as can be.
+            kind = jitter_kind if jitter_kind < 3 else int(number < turns_at)
+            found.append(_part(one, at_ns, kind, follows, rng))
+            number += 1
             at_ns += one.cycle_ns
             if not is_strict and rng.random() < 0.3:
                 at_ns += rng.randrange(one.cycle_ns)

@@ -183,6 +183,8 @@ def show(answer: Answer, console: Console) -> None:
 
 def _told(factor_percent: float) -> str:
     most = headroom(FACTOR_MAX)
+    if factor_percent <= -100:
+        return "at no load"
     return f"over {most:.0f} %" if factor_percent >= most - 2 else f"{factor_percent:+.0f} %"
 
 

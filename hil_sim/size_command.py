@@ -93,7 +93,7 @@ def size_plant(plant: Plant, policy: str, seed: int, on_run: Callable[[], None])
         lost = plant.plant.gpus_lost_tolerated
         told = [one for one in judged if one.sights and one.gpus in (count, count - lost)]
         answers = [triton(asked, one) for one in told]
-        helps = what_helps(asked, told[-1]) if told else []
+        helps = what_helps(asked, told[-1], judged) if told else []
     seconds = time.monotonic() - started
     return Answer(plant, asked, budgets, judged, answers, helps, origins, refused, notes, seconds)
 

@@ -160,6 +160,10 @@ def judge(asked: Asked, gpus: int, seed: int = 1) -> Judgement:
     found.fits = not found.faults
     found.how = "certified" if found.fits and proofs else "evidence"
     found.factor = largest_factor(asked, gpus, caps, worst_phases(sights), found.fits)
+    if not found.factor:
+        found.faults.append(
+            "no slower rate helps in these phases: too many parts come at once, not too often"
+        )
     return found
 
 
@@ -282,14 +286,16 @@ def triton(asked: Asked, judged: Judgement) -> TritonAnswer:
     return best
 
 
-def what_helps(asked: Asked, judged: Judgement) -> list[tuple[str, float]]:
+def what_helps(
+    asked: Asked, judged: Judgement, others: Sequence[Judgement]
+) -> list[tuple[str, float]]:
     """The largest factor with one more GPU, with half the caps, with a tenth more deadline."""
     if not judged.sights:
         return []
     phases = worst_phases(judged.sights)
-    found = []
+    found = [("one more GPU", one.factor) for one in others if one.gpus == judged.gpus + 1]
     for name, gpus, load, caps in (
-        ("one more GPU", judged.gpus + 1, asked.load, judged.caps),
+        *([] if found else [("one more GPU", judged.gpus + 1, asked.load, judged.caps)]),
         ("half the batch caps", judged.gpus, asked.load, halved(asked.load, judged.caps, 1)),
         ("deadlines a tenth longer", judged.gpus, _longer(asked), judged.caps),
     ):

@@ -14,6 +14,7 @@ from hil_sim.size_certify import FACTOR_MAX, SOURCES, Certificate, binding_of, w
 from hil_sim.size_judge import Asked, Judgement, TritonAnswer
 from hil_sim.size_plant import LineBudget
 
+FAULTS_SHOWN = 5
 CLAIMS = (
     "certified: proved for the rule and settings named, for any phases, with parts no closer than "
     "the cycle time, transport within its limits and batches within their worst case",
@@ -257,10 +258,11 @@ def _behind(row: dict[str, Any], console: Console) -> None:
         console.print(
             f"{gpus}, evidence, the worst that was found, {row['binding']['line']}: "
             f"{_sum_line(row['binding'])}", soft_wrap=True, highlight=False)  # fmt: skip
-    for text in row["faults"][:5]:
+    faults = row["faults"]
+    for text in faults if len(faults) <= FAULTS_SHOWN else [*faults[:3], *faults[-1:]]:
         console.print(f"{gpus}: {text}", style="red", soft_wrap=True, highlight=False)
-    if len(row["faults"]) > 5:
-        console.print(f"{gpus}: and {len(row['faults']) - 5} lines more", style="red")
+    if len(faults) > FAULTS_SHOWN:
+        console.print(f"{gpus}: and {len(faults) - 4} more", style="red", highlight=False)
 
 
 def _around(answer: Answer, console: Console) -> None:

@@ -57,10 +57,10 @@ class Queue:
         part.is_waiting = False
         del self.entries[bisect_left(self.entries, self._entry(part))]
 
-    def take(self, count: int) -> list[Part]:
-        """Take the first `count` parts out."""
-        parts = [entry[2] for entry in self.entries[:count]]
-        del self.entries[:count]
+    def take(self, first: int, count: int) -> list[Part]:
+        """Take `count` parts out, from place `first` on."""
+        parts = [entry[2] for entry in self.entries[first : first + count]]
+        del self.entries[first : first + count]
         for part in parts:
             part.is_waiting = False
         return parts

@@ -217,6 +217,7 @@ class Scheduler:
         while (late_at_ns := self._late_head()) is not None and late_at_ns <= now_ns:
             part = self._board.queues[self._late[0][1]].head
             self._forget(part.key)
+            self._policy.missed(part, now_ns)
             commands.append(RefusePart(part.key, "late"))
 
     # --- batches ----------------------------------------------------------------------------
@@ -356,12 +357,15 @@ class Scheduler:
     def _run(self, choice: Choice, now_ns: int, commands: list[Command]) -> None:
         number, size = choice.category, choice.size
         queue, category = self._board.queues[number], self.plan.categories[number]
-        for part in queue.take(choice.shed):
-            del self._parts[part.key]
-            commands.append(RefusePart(part.key, "shed"))
-        chosen = queue.take(size)
-        self._waiting -= choice.shed + size
-        self._head_changed(number)
+        chosen = queue.take(choice.first, size)
+        self._waiting -= size
+        if choice.is_dropping:
+            for part in queue.take(0, choice.first):
+                del self._parts[part.key]
+                self._waiting -= 1
+                commands.append(RefusePart(part.key, "shed"))
+        if choice.is_dropping or not choice.first:
+            self._head_changed(number)
         self._batches_run += 1
         batch_id = self._batches_run
         members = []

@@ -31,6 +31,9 @@ class Clockwork:
     def waits(self, part: Part) -> None:
         """Nothing to remember."""
 
+    def missed(self, part: Part, now_ns: int) -> None:
+        """Nothing to learn from it."""
+
     def choose(self, board: Board, now_ns: int) -> Choice | Hold:
         """The strategy whose largest filled size must start first."""
         best: tuple[int, int, int, int] | None = None
@@ -54,4 +57,4 @@ class Clockwork:
             best = found if best is None else min(best, found)
         if best is None:
             return Hold()
-        return Choice(board.free[0], best[1], best[2], best[3])
+        return Choice(board.free[0], best[1], best[2], best[3], is_dropping=True)

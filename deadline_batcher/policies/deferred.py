@@ -25,6 +25,9 @@ class Deferred:
     def waits(self, part: Part) -> None:
         """Nothing to remember."""
 
+    def missed(self, part: Part, now_ns: int) -> None:
+        """Nothing to learn from it."""
+
     def choose(self, board: Board, now_ns: int) -> Choice | Hold:
         """Among the batches that may start, the one that must start first."""
         best: tuple[int, int, int] | None = None

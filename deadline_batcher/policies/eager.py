@@ -24,6 +24,9 @@ class Eager:
     def waits(self, part: Part) -> None:
         """Nothing to remember."""
 
+    def missed(self, part: Part, now_ns: int) -> None:
+        """Nothing to learn from it."""
+
     def choose(self, board: Board, now_ns: int) -> Choice | Hold:
         """The head due first decides."""
         queues = board.queues

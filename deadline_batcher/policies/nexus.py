@@ -89,6 +89,9 @@ class Nexus:
     def waits(self, part: Part) -> None:
         """Nothing to remember."""
 
+    def missed(self, part: Part, now_ns: int) -> None:
+        """Nothing to learn from it."""
+
     def choose(self, board: Board, now_ns: int) -> Choice | Hold:
         """The next category in turn of a free GPU that has one waiting."""
         if len(board.ready) != self._packed_for:
@@ -110,5 +113,5 @@ class Nexus:
             ends_ns = now_ns + wcet_ns[size - 1] + self._plan.result_ns
             first = bisect_left(entries, ends_ns, key=lambda entry: entry[0])
             if len(entries) - first >= size:
-                return Choice(gpu, number, size, first)
+                return Choice(gpu, number, size, first, is_dropping=True)
             size = max(1, len(entries) - first) if len(entries) - first < size else size - 1

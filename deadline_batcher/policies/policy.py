@@ -13,12 +13,16 @@ from deadline_batcher.board import Board, Part
 
 
 class Choice(NamedTuple):
-    """Run `size` parts of the category's queue on this GPU, and refuse the `shed` before them."""
+    """Run `size` parts of a category's queue, from place `first` on, on this GPU.
+
+    is_dropping: those in front of them are refused; else they wait on.
+    """
 
     gpu: int
     category: int
     size: int
-    shed: int = 0
+    first: int = 0
+    is_dropping: bool = False
 
 
 class Hold(NamedTuple):
@@ -39,6 +43,9 @@ class Policy(Protocol):
 
     def waits(self, part: Part) -> None:
         """A part has begun to wait."""
+
+    def missed(self, part: Part, now_ns: int) -> None:
+        """A part that waited was refused: not even a batch of one could answer it in time."""
 
     def choose(self, board: Board, now_ns: int) -> Choice | Hold:
         """What to start; asked only while a GPU is free and a part waits, until it holds."""

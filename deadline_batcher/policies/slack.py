@@ -26,6 +26,9 @@ class Slack:
     def waits(self, part: Part) -> None:
         """Nothing to remember."""
 
+    def missed(self, part: Part, now_ns: int) -> None:
+        """Nothing to learn from it."""
+
     def choose(self, board: Board, now_ns: int) -> Choice | Hold:
         """The batch whose slack ended first, if one's has."""
         close_at, number = min((self._close_at_ns(board, n), n) for n in board.occupied)

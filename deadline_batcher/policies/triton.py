@@ -31,6 +31,9 @@ class Triton:
     def waits(self, part: Part) -> None:
         """Nothing to remember."""
 
+    def missed(self, part: Part, now_ns: int) -> None:
+        """Nothing to learn from it."""
+
     def choose(self, board: Board, now_ns: int) -> Choice | Hold:
         """The ready batch with the oldest part."""
         best: tuple[int, int, int] | None = None

@@ -31,6 +31,9 @@ class Window:
         """Remember who has waited longest."""
         heapq.heappush(self._ages[part.category], (part.ready_at_ns, part.order, part))
 
+    def missed(self, part: Part, now_ns: int) -> None:
+        """Nothing to learn from it."""
+
     def choose(self, board: Board, now_ns: int) -> Choice | Hold:
         """The batch that closed first, if one has."""
         close_at, number = min((self._close_at_ns(board, n), n) for n in board.occupied)

@@ -193,19 +193,25 @@ def _how(answer: Answer, row: dict[str, Any]) -> str:
     if row["how"] != "certified":
         return str(row["how"])
     first = row["certified"][0]
-    return f"certified ({first['policy']}, {first['test']})"
+    return f"certified:\n{first['policy']}, {first['test']}"
 
 
 def _table(answer: Answer, rows: Sequence[dict[str, Any]], console: Console) -> None:
     rule = answer.asked.policy
     table = Table(title=f"{answer.plant.plant.name}: {len(answer.plant.line)} lines at peak")
     for name in ("GPUs", "fits", "known by", f"{rule}: headroom", "bound", "margin", "binds"):
-        table.add_column(name, justify="left" if name == "known by" else "right")
+        is_text = name == "known by"
+        table.add_column(
+            name,
+            justify="left" if is_text else "right",
+            overflow="fold",
+            min_width=16 if is_text else None,
+        )
     for row in rows:
         bounds, binding = row["bounds"], row.get("binding") or {}
         margin, missed = row.get("least_margin_ms"), row.get("parts_missed", 0)
         table.add_row(
-            str(row["gpus"]) + ("" if row["gpus"] in answer.needed_gpus else " (more lost)"),
+            str(row["gpus"]) + ("" if row["gpus"] in answer.needed_gpus else "\n(not needed)"),
             "yes" if row["fits"] else "no",
             _how(answer, row),
             _told(row["headroom_percent"]),

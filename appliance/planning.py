@@ -72,9 +72,7 @@ def _check_origin(plant: Plant, model: ModelSection, profile: Profile, path: Pat
     """A measured profile is of this model file on this processor and GPU, or of no use here."""
     here = provenance_of(plant, model, profile.engine)
     found = [
-        text
-        for text in profile.provenance.mismatch(here)
-        if text.partition(":")[0] in MUST_MATCH
+        text for text in profile.provenance.mismatch(here) if text.partition(":")[0] in MUST_MATCH
     ]
     if found:
         raise ProfileError(f"{path}: {'; '.join(found)}; measure again: takt profile")

@@ -141,31 +141,35 @@ class _Measurement:
         """Warm up, measure, save."""
         if self.samples.resumed:
             self.say(f"going on from {self.samples.resumed} runs kept in {self.samples.path.name}")
-        load = FallbackLoad(self.plant, self.model.section)
+        every = [self.model, *self.others]
+        # This model's lines first: their fallbacks' samples are kept, the others' are load.
+        loads = [FallbackLoad(self.plant, one.section) for one in every]
         with contextlib.ExitStack() as held:
             held.callback(self.samples.flush)
-            held.callback(load.stop)
-            every = [self.model, *self.others]
+            for load in loads:
+                held.callback(load.stop)
             endpoints = [
                 held.enter_context(Endpoint(self.plant, gpu, every))
                 for gpu in range(len(self.plant.pool.endpoints))
             ]
             if self.effort.is_full:
-                self._full(endpoints, load)
+                self._full(endpoints, loads)
             else:
-                self._beside_fallbacks(endpoints, load)
+                self._beside_fallbacks(endpoints, loads)
         self._save_pool()
         self._save_fallback()
         self.samples.discard()
 
-    def _beside_fallbacks(self, endpoints: Sequence[Endpoint], load: FallbackLoad) -> None:
-        self._start(load)
+    def _beside_fallbacks(
+        self, endpoints: Sequence[Endpoint], loads: Sequence[FallbackLoad]
+    ) -> None:
+        self._start(loads)
         for endpoint in endpoints:
             self._warm(endpoint, may_end_unsteady=True)
             self._alone(endpoint, BESIDE_FALLBACKS)
-        self._finish(load)
+        self._finish(loads[0])
 
-    def _full(self, endpoints: Sequence[Endpoint], load: FallbackLoad) -> None:
+    def _full(self, endpoints: Sequence[Endpoint], loads: Sequence[FallbackLoad]) -> None:
         warm = [self._warm(endpoint) for endpoint in endpoints]
         for other in self.others:
             for endpoint in endpoints:
@@ -180,9 +184,9 @@ class _Measurement:
         runs = min(TOGETHER_RUNS, self.effort.runs)
         largest = {max(self.model.sizes): runs}
         time_together(endpoints, self.model, largest, self.samples, TOGETHER, self.on_progress)
-        self._start(load)
+        self._start(loads)
         time_together(endpoints, self.model, self.wanted, self.samples, BUSY, self.on_progress)
-        self._finish(load)
+        self._finish(loads[0])
 
     def _alone(self, endpoint: Endpoint, condition: str, others: Sequence[Golden] = ()) -> None:
         time_alone(
@@ -239,10 +243,12 @@ class _Measurement:
             return self.effort.fallback_rounds
         return -(-self.effort.runs // max(1, lines))
 
-    def _start(self, load: FallbackLoad) -> None:
-        load.start()
+    def _start(self, loads: Sequence[FallbackLoad]) -> None:
+        for load in loads:
+            load.start()
         self.on_progress("starting every line's fallback", 0, 1)
-        load.wait_running()
+        for load in loads:
+            load.wait_running()
 
     def _finish(self, load: FallbackLoad) -> None:
         self.samples.add((FALLBACK, "", 1), load.finish(self._rounds(), self.on_progress))

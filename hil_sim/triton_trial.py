@@ -11,9 +11,9 @@ the scenarios' README says of the very same arrivals.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import itertools
 import json
-import math
 import signal
 import sys
 import tempfile
@@ -29,12 +29,11 @@ from appliance.triton.repository import RepositoryError
 from appliance.triton.server import ServerError
 from hil_sim.trial_plants import PLANTS, TrialPlant, arrivals
 from hil_sim.trial_pool import Loaded, TrialError, TrialPool
+from hil_sim.trial_search import STEP, Cell, climb
 from hil_sim.triton_model import Front, Setting, largest_load
 
 RESULTS = Path(__file__).resolve().parent.parent / "benchmarks" / "results"
 OVERHEAD_MAX = 0.10
-STEP, CLOSE = 1.05, 1.06
-LOAD_MIN = 0.05
 TRIES = 2
 DISTURBED_MAX = 3
 CALM_S = 2.0
@@ -46,7 +45,7 @@ GRID = tuple(
     for with_priorities in (False, True)
     for cap, delay_ms in ((8, 5.0), (8, 10.0), (4, 10.0), (8, 20.0), (4, 0.0))
 )
-ABOVE = 0.4
+ABOVE = 0.7
 """Priorities and queue limits are searched down to this share of the best load so far."""
 
 
@@ -59,33 +58,8 @@ class Scope:
     seed: int = 1
 
 
-FULL = Scope(plant_s=330, horizon_ms=4_000)
+FULL = Scope(plant_s=380, horizon_ms=3_000)
 QUICK = Scope(plant_s=80, horizon_ms=1_500)
-
-
-@dataclass(slots=True)
-class Cell:
-    """One setting on one number of GPUs."""
-
-    plant: str
-    step: str
-    setting: str
-    gpus: int
-    front: Front
-    load: float = 0.0
-    """The largest that held; 0 where none did."""
-    fails_at: float = 0.0
-    modelled: float = 0.0
-    modelled_central: float = 0.0
-    parts: int = 0
-    runs: int = 0
-    missed_at_fail: int = 0
-    late_ms_at_fail: float = 0.0
-    """How long after its deadline the latest answer came, in real time."""
-    mean_batch: float = 0.0
-    busy: float = 0.0
-    overhead: float = 0.0
-    is_valid: bool = True
 
 
 @dataclass(slots=True)
@@ -208,36 +182,6 @@ class PlantTrial:
         cell.busy = round(run.busy, 3)
 
 
-def climb(
-    start: float, floor: float, ceiling: float, holds: Callable[[float], bool], cell: Cell
-) -> None:
-    """The largest load that holds, to 6 %: up from `start` by steps, or down by growing ones.
-
-    No load at or below `floor` is tried: another setting has reached it already.
-    """
-    load = min(max(start, LOAD_MIN), ceiling)
-    down = STEP * STEP
-    while not holds(load):
-        cell.fails_at = round(load, 3)
-        load /= down
-        down *= STEP
-        if load <= max(floor, LOAD_MIN):
-            return
-    cell.load = round(load, 3)
-    if not cell.fails_at:
-        while (load := load * STEP) <= ceiling:
-            if not holds(load):
-                cell.fails_at = round(load, 3)
-                return
-            cell.load = round(load, 3)
-    while cell.fails_at > cell.load * CLOSE:
-        middle = math.sqrt(cell.load * cell.fails_at)
-        if holds(middle):
-            cell.load = round(middle, 3)
-        else:
-            cell.fails_at = round(middle, 3)
-
-
 def procedure(trial: PlantTrial, *, is_quick: bool) -> None:
     """NVIDIA's procedure, then the grid; what there was no time for is listed."""
     default_cap = max(one.batch_max for one in trial.plant.models)
@@ -245,14 +189,14 @@ def procedure(trial: PlantTrial, *, is_quick: bool) -> None:
     caps = [cap for cap in CAPS if cap < default_cap][-1 if is_quick else 0 :]
     _raised(trial, "batch size", (Setting(cap, 0.0) for cap in caps))
     best = _best_setting(trial, default_cap)
+    trial.measure("priorities", replace(best, with_priorities=True), above=ABOVE)
+    if not is_quick:
+        trial.measure("queue limit", replace(best, with_queue_limit=True), above=ABOVE)
     delays_ms = DELAYS_MS[1:2] if is_quick else DELAYS_MS
     _raised(trial, "delay", (Setting(best.cap, delay_ms) for delay_ms in delays_ms))
     best = _best_setting(trial, default_cap)
     if not is_quick:
         trial.measure("round robin", best, "round-robin")
-    trial.measure("priorities", replace(best, with_priorities=True), above=ABOVE)
-    if not is_quick:
-        trial.measure("queue limit", replace(best, with_queue_limit=True), above=ABOVE)
         for setting in GRID:
             if not any(cell.setting == str(setting) for cell in trial.cells):
                 trial.measure("grid", setting, above=1.0)
@@ -333,6 +277,8 @@ def summary(trial: PlantTrial) -> dict[str, Any]:
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
     """Triton's own batcher on example plants: default, steps, grid; N and N-1 (--quick: 4 min)."""
+    from hil_sim.benchmark import machine
+
     is_quick = bool(getattr(options, "quick", False))
     names = getattr(options, "plants", None) or list(PLANTS)
     embedded_server()
@@ -340,7 +286,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     for name in names:
         trial = PlantTrial(PLANTS[name], QUICK if is_quick else FULL, _say)
         procedure(trial, is_quick=is_quick)
-        found.append(summary(trial))
+        found.append({**summary(trial), "machine": machine()})
         _print_summary(found[-1])
     return {"quick": is_quick, "valid": all(one["valid"] for one in found), "plants": found}
 
@@ -386,12 +332,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (TrialError, ServerError, RepositoryError, FetchError) as error:
         print(f"takt benchmark triton-batcher: {error}", file=sys.stderr)
         return 1
-    options.results.mkdir(parents=True, exist_ok=True)
     name = "triton-batcher-quick.json" if options.quick else "triton-batcher.json"
-    told = {"benchmark": "triton-batcher", "machine": here, "result": found}
-    (options.results / name).write_text(json.dumps(told, indent=2) + "\n")
-    print(f"written: {options.results / name}")
+    _keep(options.results / name, here, found)
     return 0 if found["valid"] else 1
+
+
+def _keep(file: Path, here: dict[str, Any], found: dict[str, Any]) -> None:
+    """Write the results; plants measured at another time (`--plants`) stay, with their machine."""
+    with contextlib.suppress(OSError, ValueError, KeyError):
+        earlier = json.loads(file.read_text())["result"]["plants"]
+        fresh = {one["plant"] for one in found["plants"]}
+        found["plants"] += [one for one in earlier if one["plant"] not in fresh]
+    file.parent.mkdir(parents=True, exist_ok=True)
+    told = {"benchmark": "triton-batcher", "machine": here, "result": found}
+    file.write_text(json.dumps(told, indent=2) + "\n")
+    print(f"written: {file}")
 
 
 if __name__ == "__main__":

@@ -9,8 +9,8 @@ import pytest
 from appliance.triton.repository import OwnBatcher
 from hil_sim.trial_plants import MIXED_DEADLINE, PLANTS, THREE_MODELS, Part, arrivals
 from hil_sim.trial_pool import Overhead
+from hil_sim.trial_search import Cell, climb
 from hil_sim.triton_model import Setting, largest_load, misses
-from hil_sim.triton_trial import Cell, climb
 
 MS = 1_000_000
 WCET = {"m": tuple(range(20 * MS, 60 * MS, 10 * MS))}  # 20, 30, 40, 50 ms

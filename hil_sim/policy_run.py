@@ -84,6 +84,7 @@ class PolicyRun:
             elif now_ns == end_ns:
                 batch = heapq.heappop(ends)[2]
                 if self._is_lost(batch.gpu, end_ns):
+                    outcome.caught.update(member.key.part for member in batch.parts)
                     continue
                 self._answered(batch, now_ns)
                 event = m.BatchDone(batch.batch_id, batch.gpu)

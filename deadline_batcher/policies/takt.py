@@ -70,9 +70,9 @@ class Takt:
                         continue
                     # Its last moment has come: a part that waits counts more than one to come.
                     size = full
-                elif size < full and self._is_cut_wasteful(board, number, size, full):
-                    continue
-                elif self._can_grow(board, number, size, now_ns, held_ns):
+                elif (size < full and self._is_cut_wasteful(board, number, size, full)) or (
+                    self._can_grow(board, number, size, now_ns, held_ns)
+                ):
                     continue
             later_ns = self._worth_waiting(board, number, size, now_ns)
             if later_ns is not None:

@@ -99,18 +99,19 @@ def _measure(plant: Plant, effort: Effort, console: Console, stopping: threading
         measure(plant, effort, on_progress, say)
 
 
-COLUMNS = ("model", "engine", "origin", "batch", "n", "p50", "p95", "p99", "max", "worst case")
+COLUMNS = ("model", "engine", "origin", "batch", "n", "p50", "p99", "max", "worst")
 
 
 def profile_table(plant: Plant) -> Table:
-    """What was measured, in milliseconds, each figure with its origin."""
+    """What was measured, in milliseconds, with its origin; `split`: a size that is not used."""
     table = Table(box=None, padding=(0, 1), header_style="bold")
     for name in (*COLUMNS, ""):
-        table.add_column(name, justify="left" if name in (*COLUMNS[:3], "") else "right")
+        left = name in (*COLUMNS[:3], "")
+        table.add_column(name, justify="left" if left else "right", no_wrap=True)
     for profile in _profiles(plant):
         used = profile.used_sizes
         for size, one in profile.measured.items():
-            times = (one.p50_ns, one.p95_ns, one.p99_ns, one.max_ns, profile.wcet_ns[size])
+            times = (one.p50_ns, one.p99_ns, one.max_ns, profile.wcet_ns[size])
             table.add_row(
                 profile.model,
                 profile.engine,
@@ -118,7 +119,7 @@ def profile_table(plant: Plant) -> Table:
                 str(size),
                 str(one.samples),
                 *(f"{time_ns / 1e6:.2f}" for time_ns in times),
-                "" if size in used else "split, not used",
+                "" if size in used else "split",
             )
     return table
 

@@ -292,12 +292,15 @@ class _Measurement:
         effort, model = self.effort, self.model.section
         counted = self._counted()
         wcet_ns = effort.pool_wcet_ns(counted)
-        full = {size for size, runs in self.wanted.items() if runs == effort.runs}
-        notes = [
-            *self.notes,
-            *shape_notes(wcet_ns),
-            *lifted_notes(effort.pool_basis_ns(counted)),
-        ]
+        used = list(self.model.sizes)
+        notes = [*self.notes]
+        if effort.is_full:
+            full = {size for size, runs in self.wanted.items() if runs == effort.runs}
+            used = [size for size in efficient_sizes(wcet_ns) if size in full]
+            notes += shape_notes(wcet_ns)
+        else:
+            notes.append("every size counts as used: too few runs to say which are efficient")
+        notes += lifted_notes(effort.pool_basis_ns(counted))
         if not self.memory:
             notes.append("GPU memory: not measured, there is no GPU to ask")
         Profile(
@@ -307,7 +310,7 @@ class _Measurement:
             margin=effort.pool_margin,
             rule=effort.pool_rule,
             wcet_ns=wcet_ns,
-            used=[size for size in efficient_sizes(wcet_ns) if size in full],
+            used=used,
             measured=counted,
             conditions=self._conditions(),
             speed_up=self._speed_up(),

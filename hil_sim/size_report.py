@@ -199,13 +199,13 @@ def _how(answer: Answer, row: dict[str, Any]) -> str:
 def _table(answer: Answer, rows: Sequence[dict[str, Any]], console: Console) -> None:
     rule = answer.asked.policy
     table = Table(title=f"{answer.plant.plant.name}: {len(answer.plant.line)} lines at peak")
-    for name in ("GPUs", "fits", "known by", f"{rule}: headroom", "bound", "margin", "binds"):
+    for name in ("GPUs", "fits", "known by", "headroom", "bound", "margin", "binds"):
         is_text = name == "known by"
         table.add_column(
             name,
             justify="left" if is_text else "right",
             overflow="fold",
-            min_width=16 if is_text else None,
+            min_width=10 if is_text else None,
         )
     for row in rows:
         bounds, binding = row["bounds"], row.get("binding") or {}

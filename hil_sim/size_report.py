@@ -16,8 +16,8 @@ from hil_sim.size_plant import LineBudget
 
 FAULTS_SHOWN = 5
 CLAIMS = (
-    "certified: proved for the rule and settings named, for any phases, with parts no closer than "
-    "the cycle time, transport within its limits and batches within their worst case",
+    "certified or proved: holds for the rule and settings named, for any phases, with parts no "
+    "closer than the cycle time, transport within its limits, batches within their worst case",
     "evidence: no counterexample found in a search over adverse phases, every batch at its worst "
     "case; not a proof, and shorter batches or missing parts may change what is batched",
 )
@@ -189,11 +189,15 @@ def _told(factor_percent: float) -> str:
     return f"over {most:.0f} %" if factor_percent >= most - 2 else f"{factor_percent:+.0f} %"
 
 
-def _how(answer: Answer, row: dict[str, Any]) -> str:
-    if row["how"] != "certified":
-        return str(row["how"])
-    first = row["certified"][0]
-    return f"certified:\n{first['policy']}, {first['test']}"
+def _how(row: dict[str, Any], rule: str) -> str:
+    """`certified` only where the rule that runs is the one that a proof covers."""
+    proofs = [one for one in row["certified"] if one["policy"] == rule]
+    if row["how"] == "certified":
+        return f"certified:\n{proofs[0]['test']}"
+    if row["certified"]:
+        first = row["certified"][0]
+        return f"{row['how']};\nproof for {first['policy']}, {first['test']}"
+    return str(row["how"])
 
 
 def _table(answer: Answer, rows: Sequence[dict[str, Any]], console: Console) -> None:
@@ -213,7 +217,7 @@ def _table(answer: Answer, rows: Sequence[dict[str, Any]], console: Console) -> 
         table.add_row(
             str(row["gpus"]) + ("" if row["gpus"] in answer.needed_gpus else "\n(not needed)"),
             "yes" if row["fits"] else "no",
-            _how(answer, row),
+            _how(row, rule),
             _told(row["headroom_percent"]),
             _told(headroom(min(bounds["fluid"], bounds["arrival_limited"]))),
             f"{missed} missed" if missed else "" if margin is None else f"{margin:.1f} ms",
@@ -247,7 +251,7 @@ def _behind(row: dict[str, Any], console: Console) -> None:
             for name, cap in proof["caps"].items()
         )  # fmt: skip
         console.print(
-            f"{gpus}, certified for policy {proof['policy']} with batch caps {settings}: "
+            f"{gpus}, proved for policy {proof['policy']} with batch caps {settings}: "
             f"{proof['source']}; headroom {_told(proof['headroom_percent'])}",
             soft_wrap=True, highlight=False,
         )  # fmt: skip

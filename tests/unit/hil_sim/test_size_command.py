@@ -96,7 +96,7 @@ def run(file: Path, *words: str) -> tuple[int, dict[str, Any]]:
 
 
 def test_a_light_plant_fits_and_is_certified(tmp_path: Path) -> None:
-    code, found = run(make(tmp_path), "--plot", str(tmp_path / "size.svg"))
+    code, found = run(make(tmp_path), "--plot", str(tmp_path / "size.svg"), "--policy", "eager")
     assert (code, found["fits"]) == (0, True)
     assert [row["gpus"] for row in found["gpus"]] == [3, 2, 1]
     assert found["gpus"][0]["how"] == "certified"
@@ -117,6 +117,15 @@ def test_a_light_plant_fits_and_is_certified(tmp_path: Path) -> None:
         "one more GPU", "half the batch caps", "deadlines a tenth longer"
     }  # fmt: skip
     assert ET.parse(tmp_path / "size.svg").getroot().tag.endswith("svg")
+
+
+@pytest.mark.parametrize(("rule", "how"), [("takt", "evidence"), ("window", "certified")])
+def test_only_the_rule_that_a_proof_covers_is_certified(
+    tmp_path: Path, rule: str, how: str
+) -> None:
+    code, found = run(make(tmp_path), "--policy", rule)
+    assert (code, found["gpus"][0]["how"]) == (0, how)
+    assert found["gpus"][0]["certified"] != []
 
 
 def test_too_much_load_is_refused_by_the_bound(tmp_path: Path) -> None:

@@ -108,6 +108,7 @@ class Scheduler:
             self._find_overdue(now_ns, commands)
         self._refuse_late(now_ns, commands)
         self._dispatch(now_ns, commands)
+        self._refuse_late(now_ns, commands)  # first come first served hides late parts behind
         if self._is_golden_wanted:
             self._run_goldens(now_ns, commands)
         self._mark_blocked(now_ns)
@@ -214,6 +215,8 @@ class Scheduler:
         return None
 
     def _refuse_late(self, now_ns: int, commands: list[Command]) -> None:
+        if not self._late or self._late[0][0] > now_ns:
+            return  # the heap's first is never after the first that still holds
         while (late_at_ns := self._late_head()) is not None and late_at_ns <= now_ns:
             part = self._board.queues[self._late[0][1]].head
             self._forget(part.key)

@@ -1,4 +1,4 @@
-"""The fallback sessions of all lines, started at the same instant every cycle, in processes.
+"""The fallback sessions and decoders of all lines, in phase every cycle, in processes.
 
 Used while profiling: it gives the fallback's samples (waiting for a core included) and is the load
 beside which the pool is measured. `main` is one line's process.
@@ -15,12 +15,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
+import simplejpeg
 
 from appliance.plant import ModelSection, Plant
 from appliance.processes import tied
 from appliance.units import LINE_NICE
+from deadline_batcher.timer import Signal
 from fallback.session import Session
-from lines.threads import CoreLocks, FallbackJob, answering
+from lines.threads import CoreLocks, FallbackJob, JobThread, answering
 
 START_AFTER_NS = 5_000_000_000
 WARM_ROUNDS = 5
@@ -62,6 +64,10 @@ class FallbackLoad:
                 )
             )
 
+    def seconds(self, rounds: int) -> float:
+        """How long `rounds` rounds take."""
+        return START_AFTER_NS / 1e9 + (rounds + WARM_ROUNDS) * self._round_ns / 1e9
+
     def wait_running(self) -> None:
         """Wait until the children have started and warmed up: starting is no part of the load."""
         ready_at_ns = self._anchor_ns + WARM_ROUNDS * self._round_ns
@@ -101,6 +107,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     session = Session(model, threads)
     work = answering(session, CoreLocks(runtime, concurrent_max, number))
     picture = np.random.default_rng(number).integers(0, 256, session.facts.shape, np.uint8)
+    decoder: JobThread[int, None] = JobThread("decode", _decoding(session.facts.shape), Signal())
     samples: list[int] = []
     turn = 0
     while not stopping:
@@ -108,6 +115,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         wait_ns = at_ns - time.monotonic_ns()
         if wait_ns > 0:
             time.sleep(wait_ns / 1e9)
+        decoder.outcomes.clear()
+        decoder.put(turn)  # the next part's picture, while this one's fallback runs
         outcome = work(FallbackJob(turn, picture, turn, time.monotonic_ns()))
         if not outcome.ok:
             print(f"fallback run failed: {outcome.detail}", file=sys.stderr)
@@ -116,8 +125,24 @@ def main(argv: Sequence[str] | None = None) -> int:
             samples.append(outcome.done_at_ns - max(at_ns, outcome.ordered_at_ns))
         # A round that ran over its cycle skips the instants it missed: the next is in phase again.
         turn = max(turn + 1, -((anchor_ns - time.monotonic_ns()) // round_ns))
+    decoder.stop()
     print(json.dumps(samples))
     return 0
+
+
+def _decoding(shape: tuple[int, int, int]) -> Callable[[int], None]:
+    """A decode thread's work: one JPEG of the model's size, again and again."""
+    height, width, channels = shape
+    noise = np.random.default_rng(0).integers(0, 256, (height, width, channels), np.uint8)
+    space = "RGB" if channels == 3 else "GRAY"
+    is_jpeg = channels in (1, 3)
+    payload = simplejpeg.encode_jpeg(noise, colorspace=space) if is_jpeg else b""
+
+    def work(_turn: int) -> None:
+        if payload:
+            simplejpeg.decode_jpeg(payload, colorspace=space)
+
+    return work
 
 
 if __name__ == "__main__":

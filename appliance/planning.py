@@ -6,9 +6,11 @@ Everything here is in integer nanoseconds. Errors say by how much something does
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from appliance.plant import LineSection, ModelSection, Plant, ms_to_ns
-from deadline_batcher.plan import Category, Plan
+from appliance.profile_provenance import provenance_of
+from deadline_batcher.plan import Category, LineTiming, Plan, PolicySpec
 from deadline_batcher.profile import Profile, ProfileError, load_profile
 from deadline_batcher.window import deeprt_window_ns
 
@@ -16,6 +18,8 @@ GRACE_MIN_NS = 20_000_000
 """How much longer than its worst case a batch may at least take before its GPU is suspect; the
 largest worst case of the pool where that is more."""
 WAITING_MAX = 4096
+MUST_MATCH = ("model_sha256", "device", "gpu", "driver")
+"""What makes a profile another's; `takt profile --check` compares all the rest as well."""
 
 
 class PlanningError(Exception):
@@ -57,9 +61,22 @@ def _engine_profile(plant: Plant, model: ModelSection, engine: str) -> Profile:
     if engine == "pool" and profile.batch_max < model.batch_max:
         raise ProfileError(
             f"{path}: has batch sizes up to {profile.batch_max}, "
-            f"the plant file's batch_max is {model.batch_max}; measure again: takt profile"
+            f"{model.batch_max - profile.batch_max} short of the plant file's batch_max "
+            f"{model.batch_max}; measure again: takt profile"
         )
+    if profile.origin != "published":
+        _check_origin(plant, model, profile, path)
     return profile
+
+
+def _check_origin(plant: Plant, model: ModelSection, profile: Profile, path: Path) -> None:
+    """A measured profile is of this model file on this processor and GPU, or of no use here."""
+    here = provenance_of(plant, model, profile.engine)
+    found = [
+        text for text in profile.provenance.mismatch(here) if text.partition(":")[0] in MUST_MATCH
+    ]
+    if found:
+        raise ProfileError(f"{path}: {'; '.join(found)}; measure again: takt profile")
 
 
 def due_budget_ns(plant: Plant, line: LineSection) -> int:
@@ -74,10 +91,17 @@ def pool_budget_ns(plant: Plant, line: LineSection, wcet_fallback_ns: int) -> in
     return due_budget_ns(plant, line) - reserve_ns
 
 
-def make_plan(plant: Plant, profiles: dict[str, ModelProfiles]) -> Plan:
-    """The scheduler's plan. Raises PlanningError for a line that the pool can never serve."""
+def make_plan(
+    plant: Plant, profiles: dict[str, ModelProfiles], policy: PolicySpec | None = None
+) -> Plan:
+    """The scheduler's plan; `takt` forms its batches unless another policy is given.
+
+    Raises PlanningError for a line that the pool can never serve.
+    """
     result_ns = ms_to_ns(plant.margins.result_ms)
     categories = []
+    numbers = {model.name: number for number, model in enumerate(plant.model)}
+    timings: dict[str, LineTiming] = {}
     short: dict[str, list[str]] = {}
     for model in plant.model:
         wcet_ns = tuple(
@@ -99,6 +123,9 @@ def make_plan(plant: Plant, profiles: dict[str, ModelProfiles]) -> Plan:
                 )
                 short.setdefault(text, []).append(line.id)
             relative_ns.append(max(left_ns, 0))
+            timings[line.id] = LineTiming(
+                numbers[model.name], ms_to_ns(line.cycle_time_ms), max(left_ns, 0)
+            )
         window_ns = deeprt_window_ns(relative_ns) if relative_ns else 0
         categories.append(Category(model.name, wcet_ns, window_ns))
     if short:
@@ -112,4 +139,6 @@ def make_plan(plant: Plant, profiles: dict[str, ModelProfiles]) -> Plan:
         timer_ns=ms_to_ns(plant.margins.timer_ms),
         grace_ns=max(GRACE_MIN_NS, *(category.wcet_ns[-1] for category in categories)),
         waiting_max=WAITING_MAX,
+        policy=policy or PolicySpec(),
+        lines=tuple(timings[line.id] for line in plant.line),
     )

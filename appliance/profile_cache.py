@@ -8,7 +8,7 @@ import shutil
 from pathlib import Path
 
 from appliance.plant import ModelSection, Plant
-from appliance.profiler import mismatches, profile_files, provenance_of
+from appliance.profile_provenance import mismatches, profile_files, provenance_of
 from appliance.triton.fetch import cache_folder
 
 

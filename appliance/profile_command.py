@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import signal
 import sys
@@ -18,22 +19,15 @@ from rich.table import Table
 from appliance.plant import Plant
 from appliance.plant_errors import PlantError, load_plant
 from appliance.processes import answers
-from appliance.profiler import (
-    FULL,
-    LARGEST_RULE,
-    MARGIN,
-    SHORT,
-    Effort,
-    ProfilerError,
-    measure,
-    mismatches,
-    profile_files,
-)
+from appliance.profile_provenance import mismatches, profile_files
+from appliance.profile_runs import ProfilerError
+from appliance.profile_statistics import SHARE, confidence_of
+from appliance.profiler import FULL, SHORT, Effort, measure
 from appliance.supervisor import Supervisor, SupervisorError
 from appliance.triton.fetch import embedded_server
 from appliance.triton.libpython import FetchError
 from appliance.units import plant_units
-from deadline_batcher.profile import ProfileError, load_profile
+from deadline_batcher.profile import Profile, ProfileError, load_profile
 
 POOL_LIMIT_S = 60.0
 
@@ -91,39 +85,100 @@ def _measure(plant: Plant, effort: Effort, console: Console, stopping: threading
                 said = stage
                 console.print(f"measuring {stage}", highlight=False)
 
-        measure(plant, effort, on_progress)
+        def say(text: str) -> None:
+            console.print(text, highlight=False)
+
+        measure(plant, effort, on_progress, say)
+
+
+COLUMNS = ("model", "engine", "origin", "batch", "n", "p50", "p99", "max", "worst")
 
 
 def profile_table(plant: Plant) -> Table:
-    """What was measured, in milliseconds."""
+    """What was measured, in milliseconds, with its origin; `split`: a size that is not used."""
     table = Table(box=None, padding=(0, 1), header_style="bold")
-    for name in ("model", "engine", "batch", "n", "p50", "p95", "p99", "max", "worst case"):
-        table.add_column(name, justify="left" if name in ("model", "engine") else "right")
-    for model in plant.model:
-        for path in profile_files(plant, model).values():
-            profile = load_profile(path)
-            for size, one in profile.measured.items():
-                times = (one.p50_ns, one.p95_ns, one.p99_ns, one.max_ns, profile.wcet_ns[size])
-                table.add_row(
-                    profile.model,
-                    profile.engine,
-                    str(size),
-                    str(one.samples),
-                    *(f"{time_ns / 1e6:.2f}" for time_ns in times),
-                )
+    for name in (*COLUMNS, ""):
+        left = name in (*COLUMNS[:3], "")
+        table.add_column(name, justify="left" if left else "right", no_wrap=True)
+    for profile in _profiles(plant):
+        used = profile.used_sizes
+        for size, one in profile.measured.items():
+            times = (one.p50_ns, one.p99_ns, one.max_ns, profile.wcet_ns[size])
+            table.add_row(
+                profile.model,
+                profile.engine,
+                profile.origin,
+                str(size),
+                str(one.samples),
+                *(f"{time_ns / 1e6:.2f}" for time_ns in times),
+                "" if size in used else "split",
+            )
     return table
+
+
+def _profiles(plant: Plant) -> list[Profile]:
+    files = [path for model in plant.model for path in profile_files(plant, model).values()]
+    return [load_profile(path) for path in files]
+
+
+def profile_lines(profile: Profile) -> list[str]:
+    """What a profile's table does not say: how sure, how endpoints add up, what is odd."""
+    told = [f"{profile.model} on the {profile.engine} ({profile.origin}): {profile.rule}"]
+    least = min(
+        (
+            one.samples
+            for by_endpoint in profile.conditions.values()
+            for by_size in by_endpoint.values()
+            for size, one in by_size.items()
+            if size in profile.used_sizes and len(by_size) > 1
+        ),
+        default=min((one.samples for one in profile.measured.values()), default=0),
+    )
+    if least:
+        told.append(
+            f"  n at least {least} for each size, endpoint and condition: the largest seen is "
+            f"above the {SHARE:.1%} quantile with {confidence_of(least):.1%} confidence; "
+            f"margin {profile.margin:g}"
+        )
+    for condition, by_endpoint in profile.conditions.items():
+        largest = ", ".join(
+            f"{endpoint} {max(one.max_ns for one in sizes.values()) / 1e6:.2f}"
+            for endpoint, sizes in by_endpoint.items()
+        )
+        told.append(f"  {condition}, largest seen in ms ({profile.origin}): {largest}")
+    for count, factor in profile.speed_up.items():
+        if count > 1:
+            told.append(f"  {count} endpoints at once do {factor:g} times the work of one")
+    advice = max((one.extreme_ns or 0 for one in profile.measured.values()), default=0)
+    if advice:
+        told.append(
+            f"  advice only: by a Gumbel fit one run in a million takes {advice / 1e6:.2f} ms"
+        )
+    for size, mib in profile.gpu_memory_mib.items():
+        told.append(f"  GPU memory in use at size {size}: {mib} MiB")
+    return [*told, *(f"  {note}" for note in profile.notes)]
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="takt profile",
         description="Measure worst-case execution times: every batch size on every endpoint, "
-        "beside all lines' fallback sessions, which run in phase. The plant must not be running.",
-        epilog="example: takt profile --plant plant.toml --runs 1000",
+        "alone and beside all other endpoints, all lines' decoders and fallback sessions. Ctrl-C "
+        "keeps what is measured; the next run goes on. The plant must not be running.",
+        epilog="example: takt profile --plant plant.toml",
     )
     parser.add_argument("--plant", type=Path, required=True, metavar="FILE", help="plant file")
     parser.add_argument(
-        "--runs", type=int, default=FULL.runs, help="timed runs of each size (1000)"
+        "--runs",
+        type=int,
+        default=FULL.runs,
+        help=f"timed runs of each size, endpoint and condition ({FULL.runs})",
+    )
+    parser.add_argument(
+        "--all-sizes", action="store_true", help="also sizes that are split, not used, in full"
+    )
+    parser.add_argument(
+        "--afresh", action="store_true", help="drop the kept runs of a measurement cut short"
     )
     parser.add_argument("--short", action="store_true", help="a minute's measurement, for a bench")
     parser.add_argument("--check", action="store_true", help="only say whether profiles fit")
@@ -146,11 +201,15 @@ def main(argv: Sequence[str] | None = None) -> int:
             found = [text for model in plant.model for text in mismatches(plant, model)]
             print("\n".join(found) or "the profiles fit this machine and these models")
             return 1 if found else 0
-        effort = (
-            SHORT if options.short else Effort(options.runs, options.runs, MARGIN, LARGEST_RULE)
-        )
+        effort = SHORT
+        if not options.short:
+            effort = dataclasses.replace(
+                FULL, runs=options.runs, all_sizes=options.all_sizes, afresh=options.afresh
+            )
         profile_plant(plant, options.plant, effort, console, stopping)
         console.print(profile_table(plant))
+        for profile in _profiles(plant):
+            console.print("\n".join(profile_lines(profile)), highlight=False)
         if options.json:
             files = [path for m in plant.model for path in profile_files(plant, m).values()]
             options.json.write_text(json.dumps([json.loads(path.read_text()) for path in files]))

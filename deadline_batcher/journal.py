@@ -13,10 +13,10 @@ from typing import Any
 
 from deadline_batcher import messages
 from deadline_batcher.messages import Command, Event, PartKey, PartReady
-from deadline_batcher.plan import Category, Plan
+from deadline_batcher.plan import Category, LineTiming, Plan, PolicySpec
 from deadline_batcher.scheduler import Scheduler
 
-JOURNAL_VERSION = 1
+JOURNAL_VERSION = 2
 _EVENTS: dict[str, Any] = {
     name: getattr(messages, name)
     for name in (
@@ -63,7 +63,9 @@ def decode_header(line: str) -> Scheduler:
         categories = tuple(
             Category(c["name"], tuple(c["wcet_ns"]), c["window_ns"]) for c in fields["categories"]
         )
-        plan = Plan(**{**fields, "categories": categories})
+        policy = PolicySpec(**fields["policy"])
+        lines = tuple(LineTiming(**timing) for timing in fields["lines"])
+        plan = Plan(**{**fields, "categories": categories, "policy": policy, "lines": lines})
         return Scheduler(plan, header["batches_run"])
     except (ValueError, KeyError, TypeError) as error:
         raise JournalError(f"line 1: not a journal's header ({error})") from None

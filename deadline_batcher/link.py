@@ -103,7 +103,7 @@ class Who(NamedTuple):
     epoch: int
 
 
-REFUSALS = ("infeasible", "late", "lost", "torn", "full", "wrong-answer")
+REFUSALS = ("infeasible", "late", "lost", "torn", "full", "wrong-answer", "shed")
 
 Message = Part | PoolDue | Withdrawn | LineBeat | Result | Refused | BatcherBeat | Who
 

@@ -127,7 +127,7 @@ class RunBatch(NamedTuple):
 
 
 class RefusePart(NamedTuple):
-    """The pool cannot answer this part in time (`reason`: infeasible, late or full)."""
+    """The pool cannot answer this part in time (`reason`: infeasible, late, full, lost or shed)."""
 
     key: PartKey
     reason: str

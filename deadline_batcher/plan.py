@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import dataclass
 
 
@@ -31,10 +32,36 @@ class Category:
 
     def cap_for(self, available_ns: int) -> int:
         """The largest batch whose worst case fits in `available_ns`; 0 when none does."""
-        size = self.batch_max
-        while size and self.wcet_ns[size - 1] > available_ns:
-            size -= 1
-        return size
+        return bisect_right(self.wcet_ns, available_ns)
+
+
+@dataclass(frozen=True, slots=True)
+class LineTiming:
+    """What a policy may know of one line beforehand; a line's number is its place in the plan.
+
+    cycle_ns: mean time between two parts; deadline_ns: from a part being ready to its `pool_due`.
+    """
+
+    category: int
+    cycle_ns: int
+    deadline_ns: int
+
+    def __post_init__(self) -> None:
+        if self.cycle_ns <= 0 or self.deadline_ns < 0:
+            raise ValueError("a line needs a cycle above 0 and a deadline that is not negative")
+
+
+@dataclass(frozen=True, slots=True)
+class PolicySpec:
+    """Which batching rule, and what it is told beyond the plan.
+
+    batch_cap, delay_ns: Triton's max_batch_size (0: the category's largest) and
+    max_queue_delay; no other rule reads them.
+    """
+
+    name: str = "takt"
+    batch_cap: int = 0
+    delay_ns: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +72,7 @@ class Plan:
     timer_ns: how late the driver's timer may be; a batch closes that much before it must.
     grace_ns: how much longer than its worst case a batch may take before its GPU is suspect.
     waiting_max: parts that may wait at once; one more is refused (`full`).
+    policy: the rule that forms batches. lines: may be empty; rates are then unknown.
     """
 
     categories: tuple[Category, ...]
@@ -53,7 +81,36 @@ class Plan:
     timer_ns: int
     grace_ns: int
     waiting_max: int
+    policy: PolicySpec = PolicySpec()
+    lines: tuple[LineTiming, ...] = ()
 
     def __post_init__(self) -> None:
         if self.gpus < 1 or not self.categories:
             raise ValueError("a plan needs at least one GPU and one category")
+        if any(not 0 <= line.category < len(self.categories) for line in self.lines):
+            raise ValueError("a line names a category that the plan does not have")
+
+    def deadline_ns(self, category: int) -> int:
+        """The shortest relative deadline of a category; twice its window if no line is told."""
+        told = [line.deadline_ns for line in self.lines if line.category == category]
+        return min(told, default=2 * self.categories[category].window_ns)
+
+    def rate_hz(self, category: int) -> float:
+        """Parts a second of a category, all its lines together; 0 if no line is told."""
+        cycles_ns = (line.cycle_ns for line in self.lines if line.category == category)
+        return sum(1e9 / cycle_ns for cycle_ns in cycles_ns)
+
+
+def frontier(wcet_ns: tuple[int, ...]) -> tuple[int, ...]:
+    """For every size from 0 up, the largest size not above it that is worth running.
+
+    A size is off the efficient frontier when two smaller batches need no more time than it.
+    """
+    best_ns: list[int] = [0]
+    usable = [0]
+    for size, whole_ns in enumerate(wcet_ns, start=1):
+        split_ns = min((best_ns[a] + best_ns[size - a] for a in range(1, size)), default=None)
+        is_worth_it = split_ns is None or whole_ns < split_ns
+        best_ns.append(whole_ns if split_ns is None else min(whole_ns, split_ns))
+        usable.append(size if is_worth_it else usable[-1])
+    return tuple(usable)

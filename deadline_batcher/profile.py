@@ -13,6 +13,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from deadline_batcher.profile_shape import efficient_sizes
+
 Origin = Literal["measured", "emulated", "published"]
 
 
@@ -31,6 +33,11 @@ class SizeStatistics(BaseModel):
     p99_ns: int = Field(gt=0)
     p999_ns: int = Field(gt=0)
     max_ns: int = Field(gt=0)
+    extreme_ns: int | None = None
+    """Advice only: what one run in a million would take, were the maxima Gumbel's."""
+
+
+Measured = dict[int, SizeStatistics]
 
 
 class Provenance(BaseModel):
@@ -41,7 +48,9 @@ class Provenance(BaseModel):
     model_sha256: str
     device: str
     cores: int
+    gpu: str = ""
     driver: str = ""
+    clocks: str = ""
     server: str = ""
     runtime: str = ""
     threads: int = 1
@@ -72,22 +81,49 @@ class Profile(BaseModel):
     margin: float = Field(ge=1.0, le=10.0, allow_inf_nan=False)
     rule: str
     wcet_ns: dict[int, int]
-    measured: dict[int, SizeStatistics] = Field(default_factory=dict)
+    used: list[int] = Field(default_factory=list)
+    """Sizes on the efficient frontier; any other is split into two smaller ones, not used."""
+    measured: Measured = Field(default_factory=dict)
+    """Of the condition whose figure counts; `conditions` holds all: condition → endpoint → size."""
+    conditions: dict[str, dict[str, Measured]] = Field(default_factory=dict)
+    speed_up: dict[int, float] = Field(default_factory=dict)
+    """Endpoints busy together → parts a second, as a multiple of one endpoint's."""
+    gpu_memory_mib: dict[int, int] = Field(default_factory=dict)
+    """Batch size → GPU memory in use while it ran; empty where there was no GPU to ask."""
+    notes: list[str] = Field(default_factory=list)
+    source: str = ""
+    """Where published figures come from."""
     provenance: Provenance
 
     @model_validator(mode="after")
     def _sizes_are_usable(self) -> Profile:
         sizes = sorted(self.wcet_ns)
-        if not sizes or sizes != list(range(1, sizes[-1] + 1)):
-            raise ValueError("wcet_ns must hold every batch size from 1 upward without a gap")
+        missing = sorted(set(range(1, max(sizes, default=1) + 1)) - set(sizes))
+        if missing or sizes[0] != 1:
+            raise ValueError(
+                "wcet_ns must hold every batch size from 1 upward without a gap; "
+                f"missing: {', '.join(map(str, missing)) or 'none, but there is a size below 1'}"
+            )
         if min(self.wcet_ns.values()) <= 0:
             raise ValueError("wcet_ns must be positive")
         for size, following in pairwise(sizes):
-            if self.wcet_ns[following] < self.wcet_ns[size]:
+            fall_ns = self.wcet_ns[size] - self.wcet_ns[following]
+            if fall_ns > 0:
                 raise ValueError(
-                    f"wcet_ns falls from size {size} to {following}: a worst case cannot"
+                    f"wcet_ns falls from size {size} to {following} by {fall_ns} ns: "
+                    "a worst case cannot"
                 )
+        strange = sorted(set(self.used) - set(sizes))
+        if strange or (self.used and 1 not in self.used):
+            raise ValueError(f"used must hold size 1 and only profiled sizes, not {strange}")
+        if self.origin == "published" and self.conditions:
+            raise ValueError("a published profile holds no measurements of ours")
         return self
+
+    @property
+    def used_sizes(self) -> tuple[int, ...]:
+        """The sizes worth running: those marked, or the efficient frontier of the worst cases."""
+        return tuple(sorted(self.used)) or efficient_sizes(self.wcet_ns)
 
     @property
     def batch_max(self) -> int:

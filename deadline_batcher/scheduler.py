@@ -1,22 +1,24 @@
 """Decides which parts run together, where and when. Pure: it never waits, reads or sends.
 
+The batching rule itself is a policy (deadline_batcher/policies); here is what all rules share.
 Promises, for every event sequence:
 - a batch is ordered only if its worst case ends, with `result_ns` to spare, by the earliest
-  `pool_due` in it as known at that instant;
+  `pool_due` in it as known at that instant (a policy whose published rule does not look at
+  deadlines says `may_end_late`);
 - nothing is given to a GPU that is not READY and free; one batch a GPU;
 - a part is in at most one place: waiting, in one batch, or gone; none is forgotten: each ends in
   a batch that was done, a refusal, or its line's withdrawal.
 
-Iteration follows insertion order only, so that a journal replays alike in every process.
+Iteration follows insertion order only, so that a journal replays alike in every process. An event
+costs O(log parts + GPUs) and one choice of the policy, whatever the number of lines.
 """
 
 from __future__ import annotations
 
-from bisect import insort
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+import heapq
 from typing import NamedTuple
 
+from deadline_batcher.board import Board, Part
 from deadline_batcher.messages import (
     BatchDone,
     BatchFailed,
@@ -39,8 +41,9 @@ from deadline_batcher.messages import (
     TimeReached,
 )
 from deadline_batcher.plan import Plan
-from deadline_batcher.pool import Gpu, GpuEvent
-from deadline_batcher.window import close_at_ns
+from deadline_batcher.policies import make_policy
+from deadline_batcher.policies.policy import Choice, Hold
+from deadline_batcher.pool import Gpu, GpuEvent, GpuState
 
 RUNS_MAX = 3
 """How often a part may be put into a batch: once, and again after a lost or doubtful GPU."""
@@ -55,51 +58,26 @@ class Snapshot(NamedTuple):
     batches_run: int
 
 
-@dataclass(slots=True)
-class _Part:
-    key: PartKey
-    category: int
-    order: int
-    ready_at_ns: int
-    pool_due_at_ns: int
-    blocked_mark_ns: int
-    runs: int = 0
-    batch_id: int = 0  # 0 while waiting
-
-    def sort_key(self) -> tuple[int, int]:
-        return (self.pool_due_at_ns, self.order)
-
-
-@dataclass(slots=True)
-class _Queue:
-    """Waiting parts of one category, earliest `pool_due` first."""
-
-    parts: list[_Part] = field(default_factory=list)
-
-    def add(self, part: _Part) -> None:
-        insort(self.parts, part, key=_Part.sort_key)
-
-    def remove(self, part: _Part) -> None:
-        self.parts.remove(part)
-
-    def oldest_ready_at_ns(self) -> int:
-        return min(part.ready_at_ns for part in self.parts)
-
-
 class Scheduler:
-    """Earliest deadline first within a derived window, over identical GPUs."""
+    """Feeds a policy with what waits and what is free, and orders what it chooses."""
 
     def __init__(self, plan: Plan, batches_run: int = 0) -> None:
         """`batches_run`: the number of the last batch before this scheduler took over."""
         self.plan = plan
+        self._policy = make_policy(plan)
+        self._board = Board(plan, self._policy.is_by_due)
         self._gpus = [Gpu(number) for number in range(plan.gpus)]
-        self._idle_since: list[tuple[int, int]] = [(0, number) for number in range(plan.gpus)]
-        self._queues = [_Queue() for _ in plan.categories]
-        self._parts: dict[PartKey, _Part] = {}
+        self._idle_since_ns = [0] * plan.gpus
+        self._parts: dict[PartKey, Part] = {}
+        self._waiting = 0
+        self._late: list[tuple[int, int]] = []  # heap of (late_at_ns, category); old ones stay
+        self._hold_until_ns: int | None = None
+        self._overdue_at_ns: int | None = None  # the earliest of all GPUs
         self._order = 0
         self._batches_run = batches_run
         self._blocked_ns = 0  # how long, in all, no GPU was free
         self._blocked_since_ns: int | None = None
+        self._is_golden_wanted = False
 
     # --- the interface ----------------------------------------------------------------------
 
@@ -110,40 +88,36 @@ class Scheduler:
         match event:
             case PartReady():
                 self._part_ready(event, now_ns, commands)
+            case BatchDone():
+                self._batch_done(event, now_ns)
+            case TimeReached():
+                pass
             case PoolDueMoved():
                 self._pool_due_moved(event)
             case PartWithdrawn():
                 self._forget(event.key)
-            case BatchDone():
-                self._batch_done(event, now_ns)
             case BatchFailed():
                 self._batch_failed(event, now_ns, commands)
             case GpuReady() | GpuLost() | GpuDrained():
                 self._gpu_changed(event, now_ns, commands)
             case GoldenWanted():
-                self._gpus[event.gpu].is_golden_wanted = True
+                self._gpus[event.gpu].is_golden_wanted = self._is_golden_wanted = True
             case GoldenDone():
                 self._golden_done(event, now_ns, commands)
-            case TimeReached():
-                pass
-        self._find_overdue(now_ns, commands)
+        if self._overdue_at_ns is not None and self._overdue_at_ns <= now_ns:
+            self._find_overdue(now_ns, commands)
         self._refuse_late(now_ns, commands)
         self._dispatch(now_ns, commands)
-        self._run_goldens(now_ns, commands)
+        self._refuse_late(now_ns, commands)  # first come first served hides late parts behind
+        if self._is_golden_wanted:
+            self._run_goldens(now_ns, commands)
         self._mark_blocked(now_ns)
         return tuple(commands)
 
     def wakeup_at_ns(self) -> int | None:
         """When to send `TimeReached` if nothing else happens first."""
-        wakeups = [gpu.overdue_at_ns for gpu in self._gpus if gpu.overdue_at_ns]
-        has_free = any(gpu.is_free for gpu in self._gpus)
-        for number, queue in enumerate(self._queues):
-            if not queue.parts:
-                continue
-            wakeups.append(self._late_at_ns(queue.parts[0]))
-            if has_free:
-                wakeups.append(self._close_at_ns(number))
-        return min(wakeups, default=None)
+        wakeups = (self._overdue_at_ns, self._hold_until_ns, self._late_head())
+        return min((at_ns for at_ns in wakeups if at_ns is not None), default=None)
 
     @property
     def is_empty(self) -> bool:
@@ -154,7 +128,7 @@ class Scheduler:
     def snapshot(self) -> Snapshot:
         """A frozen copy of the state."""
         return Snapshot(
-            waiting=tuple(len(queue.parts) for queue in self._queues),
+            waiting=tuple(len(queue) for queue in self._board.queues),
             gpu_states=tuple(gpu.state.value for gpu in self._gpus),
             gpu_batches=tuple(gpu.batch.batch_id if gpu.batch else 0 for gpu in self._gpus),
             batches_run=self._batches_run,
@@ -169,20 +143,44 @@ class Scheduler:
         if event.pool_due_at_ns - self.plan.result_ns - category.wcet_ns[0] < now_ns:
             commands.append(RefusePart(event.key, "infeasible"))
             return
-        if sum(len(queue.parts) for queue in self._queues) >= self.plan.waiting_max:
+        if self._waiting >= self.plan.waiting_max:
             commands.append(RefusePart(event.key, "full"))
             return
         self._order += 1
-        part = _Part(
-            key=event.key,
-            category=event.category,
-            order=self._order,
-            ready_at_ns=event.ready_at_ns,
-            pool_due_at_ns=event.pool_due_at_ns,
-            blocked_mark_ns=self._blocked_ns,
+        part = Part(
+            event.key,
+            event.category,
+            self._order,
+            event.ready_at_ns,
+            event.pool_due_at_ns,
+            self._blocked_ns,
         )
         self._parts[event.key] = part
-        self._queues[event.category].add(part)
+        self._wait(part)
+
+    def _wait(self, part: Part) -> None:
+        queue = self._board.queues[part.category]
+        queue.add(part)
+        self._waiting += 1
+        self._board.occupied[part.category] = None
+        self._policy.waits(part)
+        if queue.head is part:
+            self._head_changed(part.category)
+
+    def _leave(self, part: Part) -> None:
+        queue = self._board.queues[part.category]
+        was_head = queue.head is part
+        queue.remove(part)
+        self._waiting -= 1
+        if was_head:
+            self._head_changed(part.category)
+
+    def _head_changed(self, number: int) -> None:
+        queue = self._board.queues[number]
+        if queue.entries:
+            heapq.heappush(self._late, (self._late_at_ns(queue.head), number))
+        else:
+            self._board.occupied.pop(number, None)
 
     def _pool_due_moved(self, event: PoolDueMoved) -> None:
         part = self._parts.get(event.key)
@@ -191,27 +189,39 @@ class Scheduler:
         if part.batch_id:  # a batch that runs is not recalled; a second run would need to know
             part.pool_due_at_ns = event.pool_due_at_ns
             return
-        queue = self._queues[part.category]
-        queue.remove(part)
+        self._leave(part)
         part.pool_due_at_ns = event.pool_due_at_ns
-        queue.add(part)
+        self._wait(part)
 
     def _forget(self, key: PartKey) -> None:
         part = self._parts.pop(key, None)
         if part is not None and not part.batch_id:
-            self._queues[part.category].remove(part)
+            self._leave(part)
 
-    def _late_at_ns(self, part: _Part) -> int:
+    def _late_at_ns(self, part: Part) -> int:
         """The first instant at which not even a batch of one would end in time."""
         wcet_ns = self.plan.categories[part.category].wcet_ns[0]
         return part.pool_due_at_ns - self.plan.result_ns - wcet_ns + 1
 
+    def _late_head(self) -> int | None:
+        """When the first head of all queues becomes late."""
+        late = self._late
+        while late:
+            at_ns, number = late[0]
+            queue = self._board.queues[number]
+            if queue.entries and self._late_at_ns(queue.head) == at_ns:
+                return at_ns
+            heapq.heappop(late)
+        return None
+
     def _refuse_late(self, now_ns: int, commands: list[Command]) -> None:
-        for queue in self._queues:
-            while queue.parts and self._late_at_ns(queue.parts[0]) <= now_ns:
-                part = queue.parts[0]
-                self._forget(part.key)
-                commands.append(RefusePart(part.key, "late"))
+        if not self._late or self._late[0][0] > now_ns:
+            return  # the heap's first is never after the first that still holds
+        while (late_at_ns := self._late_head()) is not None and late_at_ns <= now_ns:
+            part = self._board.queues[self._late[0][1]].head
+            self._forget(part.key)
+            self._policy.missed(part, now_ns)
+            commands.append(RefusePart(part.key, "late"))
 
     # --- batches ----------------------------------------------------------------------------
 
@@ -244,11 +254,29 @@ class Scheduler:
                 del self._parts[part.key]
                 commands.append(RefusePart(part.key, "lost"))
             else:
-                self._queues[part.category].add(part)
+                self._wait(part)
 
     def _release(self, gpu: Gpu, now_ns: int) -> None:
         gpu.batch, gpu.is_golden_out, gpu.overdue_at_ns = None, False, 0
-        self._idle_since[gpu.number] = (now_ns, gpu.number)
+        self._idle_since_ns[gpu.number] = now_ns
+        self._pool_changed()
+
+    def _pool_changed(self) -> None:
+        """Write anew what the board says of the GPUs; there are few, and it is seldom."""
+        board, gpus = self._board, self._gpus
+        free = [gpu.number for gpu in gpus if gpu.is_free]
+        if len(free) > 1:
+            free.sort(key=lambda number: (self._idle_since_ns[number], number))
+        board.free = free
+        working = [gpu for gpu in gpus if gpu.state is GpuState.READY]
+        board.ready = [gpu.number for gpu in working]
+        ends_ns = [gpu.batch.worst_end_at_ns for gpu in working if gpu.batch]
+        golden_ns = (gpu.overdue_at_ns for gpu in working if gpu.is_golden_out)
+        ends_ns += [at_ns - self.plan.grace_ns for at_ns in golden_ns if at_ns]
+        ends_ns.sort()
+        board.ends_ns = ends_ns
+        overdue = [gpu.overdue_at_ns for gpu in gpus if gpu.overdue_at_ns]
+        self._overdue_at_ns = min(overdue, default=None)
 
     def _find_overdue(self, now_ns: int, commands: list[Command]) -> None:
         for gpu in self._gpus:
@@ -258,12 +286,15 @@ class Scheduler:
             self._doubt(gpu, commands, is_fault=False)
             if gpu.batch is not None:
                 self._put_back(gpu.batch, commands)
+        self._pool_changed()
 
-    @staticmethod
-    def _doubt(gpu: Gpu, commands: list[Command], is_fault: bool) -> None:
+    def _doubt(self, gpu: Gpu, commands: list[Command], is_fault: bool) -> None:
         batch_id = gpu.batch.batch_id if gpu.batch else 0
-        if gpu.step(GpuEvent.DOUBT) or is_fault:
+        changed = gpu.step(GpuEvent.DOUBT)
+        if changed or is_fault:
             commands.append(SuspectGpu(gpu.number, batch_id, is_fault))
+        if changed:
+            self._pool_changed()
 
     def _gpu_changed(
         self, event: GpuReady | GpuLost | GpuDrained, now_ns: int, commands: list[Command]
@@ -281,25 +312,32 @@ class Scheduler:
                 self._release(gpu, now_ns)
                 if batch is not None:
                     self._put_back(batch, commands)
+        self._pool_changed()
 
     # --- goldens ----------------------------------------------------------------------------
 
     def _run_goldens(self, now_ns: int, commands: list[Command]) -> None:
         """Goldens go to idle GPUs only, and never where a batch would have to wait for one."""
+        longest_ns = max(category.wcet_ns[0] for category in self.plan.categories)
+        end_ns = now_ns + longest_ns
         for gpu in self._gpus:
             if not gpu.is_golden_wanted or not gpu.is_free:
                 continue
-            longest_ns = max(category.wcet_ns[0] for category in self.plan.categories)
-            has_other = sum(other.is_free for other in self._gpus) > 1
-            end_ns = now_ns + longest_ns
-            if not has_other and any(
-                queue.parts and self._close_at_ns(number) <= end_ns
-                for number, queue in enumerate(self._queues)
+            if len(self._board.free) < 2 and any(
+                self._last_start_ns(number) <= end_ns for number in self._board.occupied
             ):
                 continue
             gpu.is_golden_wanted, gpu.is_golden_out = False, True
             gpu.overdue_at_ns = end_ns + self.plan.grace_ns
             commands.append(RunGolden(gpu.number))
+            self._pool_changed()
+        self._is_golden_wanted = any(gpu.is_golden_wanted for gpu in self._gpus)
+
+    def _last_start_ns(self, number: int) -> int:
+        """The latest start of what waits in a category, with one more part."""
+        queue, category = self._board.queues[number], self.plan.categories[number]
+        wcet_ns = category.wcet_ns[min(len(queue), category.batch_max - 1)]
+        return queue.head.pool_due_at_ns - self.plan.result_ns - self.plan.timer_ns - wcet_ns
 
     def _golden_done(self, event: GoldenDone, now_ns: int, commands: list[Command]) -> None:
         gpu = self._gpus[event.gpu]
@@ -311,43 +349,29 @@ class Scheduler:
 
     # --- choosing ---------------------------------------------------------------------------
 
-    def _close_at_ns(self, number: int) -> int:
-        queue, category = self._queues[number], self.plan.categories[number]
-        if len(queue.parts) >= category.batch_max:
-            return 0
-        return close_at_ns(
-            category,
-            queue.oldest_ready_at_ns(),
-            queue.parts[0].pool_due_at_ns,
-            len(queue.parts),
-            self.plan.result_ns + self.plan.timer_ns,
-        )
-
     def _dispatch(self, now_ns: int, commands: list[Command]) -> None:
-        while True:
-            gpu = self._longest_idle()
-            if gpu is None:
+        self._hold_until_ns = None
+        board = self._board
+        while board.free and board.occupied:
+            choice = self._policy.choose(board, now_ns)
+            if isinstance(choice, Hold):
+                if choice.until_ns is not None:
+                    self._hold_until_ns = max(choice.until_ns, now_ns + 1)
                 return
-            closing = [
-                (self._close_at_ns(number), number)
-                for number, queue in enumerate(self._queues)
-                if queue.parts
-            ]
-            close_at, number = min(closing, default=(now_ns + 1, 0))
-            if close_at > now_ns:
-                return
-            commands.append(self._run(gpu, number, now_ns))
+            self._run(choice, now_ns, commands)
 
-    def _longest_idle(self) -> Gpu | None:
-        free: Iterable[Gpu] = (gpu for gpu in self._gpus if gpu.is_free)
-        return min(free, key=lambda gpu: self._idle_since[gpu.number], default=None)
-
-    def _run(self, gpu: Gpu, number: int, now_ns: int) -> RunBatch:
-        queue, category = self._queues[number], self.plan.categories[number]
-        head = queue.parts[0]
-        available_ns = head.pool_due_at_ns - self.plan.result_ns - now_ns
-        size = min(category.cap_for(available_ns), len(queue.parts))
-        chosen, queue.parts = queue.parts[:size], queue.parts[size:]
+    def _run(self, choice: Choice, now_ns: int, commands: list[Command]) -> None:
+        number, size = choice.category, choice.size
+        queue, category = self._board.queues[number], self.plan.categories[number]
+        chosen = queue.take(choice.first, size)
+        self._waiting -= size
+        if choice.is_dropping:
+            for part in queue.take(0, choice.first):
+                del self._parts[part.key]
+                self._waiting -= 1
+                commands.append(RefusePart(part.key, "shed"))
+        if choice.is_dropping or not choice.first:
+            self._head_changed(number)
         self._batches_run += 1
         batch_id = self._batches_run
         members = []
@@ -358,14 +382,18 @@ class Scheduler:
             queue_ns = min(max(0, waited_ns), self._blocked_ns - part.blocked_mark_ns)
             members.append(BatchPart(part.key, queue_ns, waited_ns - queue_ns))
         worst_end_at_ns = now_ns + category.wcet_ns[size - 1]
-        batch = RunBatch(batch_id, gpu.number, number, tuple(members), worst_end_at_ns)
+        if not self._policy.may_end_late:
+            # With queues by due, the first is the earliest.
+            assert worst_end_at_ns + self.plan.result_ns <= chosen[0].pool_due_at_ns
+        batch = RunBatch(batch_id, choice.gpu, number, tuple(members), worst_end_at_ns)
+        gpu = self._gpus[choice.gpu]
         gpu.batch = batch
         gpu.overdue_at_ns = worst_end_at_ns + self.plan.grace_ns
-        return batch
+        self._pool_changed()
+        commands.append(batch)
 
     def _mark_blocked(self, now_ns: int) -> None:
         """Keep the sum of all time during which no GPU was free: what `queue` means in a row."""
         if self._blocked_since_ns is not None:
             self._blocked_ns += now_ns - self._blocked_since_ns
-        is_blocked = not any(gpu.is_free for gpu in self._gpus)
-        self._blocked_since_ns = now_ns if is_blocked else None
+        self._blocked_since_ns = None if self._board.free else now_ns

@@ -7,11 +7,16 @@ behaves like the GPUs it stands for.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import fcntl
 import gc
 import hashlib
 import json
+import os
+import struct
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -107,6 +112,36 @@ def open_session(path: Path, sha256: str, threads: int, provider: str) -> ort.In
     return session
 
 
+HELD = struct.Struct("<qqqqq")
+"""One line of `held_log`: asked_at_ns, taken_at_ns, freed_at_ns, emulated_ns, rows."""
+
+
+class EmulatedGpu:
+    """One GPU that the models of a server share: one batch at a time, whoever's it is."""
+
+    def __init__(self, lock: str | None, log: str | None) -> None:
+        self._lock = None if lock is None else os.open(lock, os.O_CREAT | os.O_RDWR, 0o600)
+        flags = os.O_CREAT | os.O_WRONLY | os.O_APPEND
+        self._log = None if log is None else os.open(log, flags, 0o600)
+
+    @contextlib.contextmanager
+    def taken(self) -> Iterator[None]:
+        """Hold the GPU; wait for it where another model has it."""
+        if self._lock is not None:
+            fcntl.flock(self._lock, fcntl.LOCK_EX)
+        try:
+            yield
+        finally:
+            if self._lock is not None:
+                fcntl.flock(self._lock, fcntl.LOCK_UN)
+
+    def note(self, asked_at_ns: int, taken_at_ns: int, emulated_ns: int, rows: int) -> None:
+        """Write down one batch, where a trial asked for it."""
+        if self._log is not None:
+            freed_at_ns = time.monotonic_ns()
+            os.write(self._log, HELD.pack(asked_at_ns, taken_at_ns, freed_at_ns, emulated_ns, rows))
+
+
 class TritonPythonModel:
     """What Triton's stub calls: `initialize` once, then `execute` for every batch."""
 
@@ -119,6 +154,8 @@ class TritonPythonModel:
         self._hold_ns: dict[int, int] = {}
         if "emulate" in told:
             self._hold_ns = emulated_times(folder / told["emulate"], batch_max)
+        self._gpu = EmulatedGpu(told.get("gpu_lock"), told.get("held_log"))
+        self._is_merging = "dynamic_batching" in config
         self._session = open_session(
             folder / told["model_file"], told["sha256"], int(told["threads"]), told["provider"]
         )
@@ -146,6 +183,13 @@ class TritonPythonModel:
     # Triton's own word for one message is in its interface.
     def execute(self, requests: list[Any]) -> list[Any]:
         """Answer each batch in turn; a batch that fails fails alone."""
+        asked_at_ns = time.monotonic_ns()
+        with self._gpu.taken():
+            if self._is_merging:
+                return self._merged(requests, asked_at_ns)
+            return self._in_turn(requests)
+
+    def _in_turn(self, requests: list[Any]) -> list[Any]:
         responses = []
         start_ns = time.monotonic_ns()
         for batch in requests:
@@ -157,6 +201,32 @@ class TritonPythonModel:
             # The next one is held from this one's absolute end, so that lateness does not add up;
             # only a batch that itself ran over moves it.
             start_ns = max(end_ns, answered_ns)
+        return responses
+
+    def _merged(self, requests: list[Any], asked_at_ns: int) -> list[Any]:
+        # Triton's dynamic batcher hands over single parts that it wants run as one batch.
+        taken_at_ns = time.monotonic_ns()
+        try:
+            parts = [
+                [array_of(pb.get_input_tensor_by_name(one, name)) for name in INPUTS]
+                for one in requests
+            ]
+            counts = [len(image) for image, _ in parts]
+            image, nonce = (np.concatenate(column) for column in zip(*parts, strict=True))
+            outputs = self._run(image, nonce)
+        except Exception as error:
+            failed = pb.TritonError(f"{type(error).__name__}: {error}")
+            return [pb.InferenceResponse(error=failed) for _ in requests]
+        responses, first = [], 0
+        for count in counts:
+            # Each answer gets memory of its own: a view of a part would cross with wrong strides.
+            rows = [np.array(one[first : first + count]) for one in outputs]
+            tensors = [tensor_of(name, one) for name, one in zip(OUTPUTS, rows, strict=True)]
+            responses.append(pb.InferenceResponse(output_tensors=tensors))
+            first += count
+        emulated_ns = self._hold_ns.get(first, 0)
+        hold_until(taken_at_ns + emulated_ns)
+        self._gpu.note(asked_at_ns, taken_at_ns, emulated_ns, first)
         return responses
 
     def _answer(self, batch: Any) -> tuple[Any, int]:

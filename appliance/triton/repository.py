@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import file_digest
 from pathlib import Path
@@ -51,20 +52,64 @@ class ServedModel:
     batch_max: int
 
 
+@dataclass(frozen=True, slots=True)
+class OwnBatcher:
+    """One model under Triton's own dynamic batcher: for trials only, the appliance never has it.
+
+    preferred, delay_us: as in `config.pbtxt`.
+    levels: priority levels within the model, 0 for none; among_models: the model's priority in
+    Triton's rate limiter (1 is the highest), 0 to leave the rate limiter off. queue_max: Triton's
+    max_queue_size; setting it also ends the batcher's habit of forming two batches ahead. emulate:
+    the model's own profile, in place of the plant's.
+    """
+
+    preferred: tuple[int, ...] = ()
+    delay_us: int = 0
+    levels: int = 0
+    among_models: int = 0
+    queue_max: int = 0
+    emulate: Path | None = None
+
+    def lines(self) -> list[str]:
+        """What stands in `config.pbtxt`."""
+        told = []
+        if self.preferred:
+            told.append(f"preferred_batch_size: [ {', '.join(map(str, self.preferred))} ]")
+        if self.delay_us:
+            told.append(f"max_queue_delay_microseconds: {self.delay_us}")
+        if self.levels:
+            told.append(f"priority_levels: {self.levels} default_priority_level: {self.levels}")
+        if self.queue_max:
+            told.append(f"default_queue_policy {{ max_queue_size: {self.queue_max} }}")
+        return [f"dynamic_batching {{ {' '.join(told)} }}"]
+
+
+OwnBatchers = Mapping[str, OwnBatcher]
+"""Model name → its batcher in Triton."""
+
+
 def write_repository(
-    plant: Plant, slot: int, *, threads: int = 1, kind: Kind = "KIND_CPU"
+    plant: Plant,
+    slot: int,
+    *,
+    threads: int = 1,
+    kind: Kind = "KIND_CPU",
+    own_batchers: OwnBatchers | None = None,
 ) -> tuple[Path, list[ServedModel]]:
     """Make `DIR/triton/slotN/models` anew; returns it and what it holds.
 
     `threads` is the ONNX Runtime's intra-op count of each model. Raises RepositoryError.
     """
+    own = own_batchers or {}
     folder = plant.path(plant.paths.triton) / f"slot{slot}"
     partial = folder / f"models.partial-{os.getpid()}"
     try:
         for abandoned in folder.glob("models.partial-*"):
             shutil.rmtree(abandoned)
         served = [
-            _write_model(plant, model, partial / model.name, threads=threads, kind=kind)
+            _write_model(
+                plant, model, partial / model.name, threads, kind, own.get(model.name), folder
+            )
             for model in plant.model
         ]
         models = folder / "models"
@@ -79,7 +124,13 @@ def write_repository(
 
 
 def _write_model(
-    plant: Plant, model: ModelSection, folder: Path, *, threads: int, kind: Kind
+    plant: Plant,
+    model: ModelSection,
+    folder: Path,
+    threads: int,
+    kind: Kind,
+    own: OwnBatcher | None,
+    slot_folder: Path,
 ) -> ServedModel:
     version = folder / "1"
     version.mkdir(parents=True)
@@ -91,14 +142,21 @@ def _write_model(
         "threads": str(threads),
         "provider": _PROVIDER[kind],
     }
-    if plant.pool.emulate is not None:
+    emulate = own.emulate if own is not None else None
+    if emulate is None and plant.pool.emulate is not None:
         emulate = plant.path(plant.pool.emulate)
+    if emulate is not None:
         _check_emulation(emulate, model)
         _copy_verified(emulate, version / "emulate.json")
         parameters["emulate"] = "emulate.json"
+        if len(plant.model) > 1:
+            # Every model has a process of its own; they stand for one GPU, which runs one batch.
+            parameters["gpu_lock"] = str(slot_folder / "gpu.lock")
+    if own is not None:
+        parameters["held_log"] = str(slot_folder / f"held-{model.name}.bin")
     shape = image_shape(version / "model.onnx", model.pool)
     (folder / "config.pbtxt").write_text(
-        config_text(model.name, model.batch_max, shape, parameters, kind)
+        config_text(model.name, model.batch_max, shape, parameters, kind, own)
     )
     return ServedModel(model.name, sha256, shape, model.batch_max)
 
@@ -171,9 +229,16 @@ def config_text(
     shape: tuple[int, int, int],
     parameters: dict[str, str],
     kind: Kind,
+    own: OwnBatcher | None = None,
 ) -> str:
     """The model's `config.pbtxt`: one instance, no dynamic batching, nothing left to guess."""
     sizes = ", ".join(map(str, shape))
+    limit = ""
+    if own is not None and own.among_models:
+        limit = (
+            ' rate_limiter { resources [{ name: "gpu" count: 1 }] '
+            f"priority: {own.among_models} }}"
+        )
     lines = [
         f"name: {json.dumps(name)}",
         'backend: "python"',
@@ -182,7 +247,8 @@ def config_text(
         '       { name: "nonce" data_type: TYPE_INT64 dims: [ 1 ] }]',
         'output [{ name: "score" data_type: TYPE_FP32 dims: [ 1 ] },',
         '        { name: "nonce_echo" data_type: TYPE_INT64 dims: [ 1 ] }]',
-        f"instance_group [{{ count: 1 kind: {kind} }}]",
+        f"instance_group [{{ count: 1 kind: {kind}{limit} }}]",
+        *(own.lines() if own is not None else ()),
     ]
     lines += [
         f"parameters {{ key: {json.dumps(key)} value: {{ string_value: {json.dumps(value)} }} }}"

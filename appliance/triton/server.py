@@ -27,7 +27,12 @@ from appliance.plant_errors import PlantError, load_plant
 from appliance.processes import Port, group_members, naming, port_trouble, send, tied, wait_gone
 from appliance.triton.fetch import EmbeddedServer, embedded_server
 from appliance.triton.libpython import FetchError
-from appliance.triton.repository import RepositoryError, ServedModel, write_repository
+from appliance.triton.repository import (
+    OwnBatchers,
+    RepositoryError,
+    ServedModel,
+    write_repository,
+)
 from deadline_batcher.shm import SHM_FOLDER, start_ticks
 
 READY_LIMIT_S = 60.0
@@ -58,9 +63,20 @@ def loopback_port(plant: Plant, slot: int) -> Port:
 
 
 class TritonServer:
-    """The embedded server of one slot of the pool. Use it from one thread that outlives it."""
+    """The embedded server of one slot of the pool. Use it from one thread that outlives it.
 
-    def __init__(self, plant: Plant, slot: int, *, threads: int = 1) -> None:
+    own_batchers: for trials, Triton's own dynamic batcher; the appliance leaves it off.
+    """
+
+    def __init__(
+        self,
+        plant: Plant,
+        slot: int,
+        *,
+        threads: int = 1,
+        own_batchers: OwnBatchers | None = None,
+    ) -> None:
+        self._own_batchers = own_batchers or {}
         self.port = loopback_port(plant, slot)
         self._plant = plant
         self._slot = slot
@@ -85,7 +101,9 @@ class TritonServer:
         if trouble:
             raise ServerError(trouble)
         server = embedded_server()
-        models, served = write_repository(self._plant, self._slot, threads=self._threads)
+        models, served = write_repository(
+            self._plant, self._slot, threads=self._threads, own_batchers=self._own_batchers
+        )
         self._process = subprocess.Popen(
             tied(self._command(server, models, served)),
             env=server.environment(),
@@ -136,6 +154,11 @@ class TritonServer:
             "--pinned-memory-pool-byte-size=0",
             f"--backend-config=python,shm-region-prefix-name={prefix}",
             f"--backend-config=python,shm-default-byte-size={region}",
+            *(
+                ("--rate-limit=execution_count",)
+                if any(one.among_models for one in self._own_batchers.values())
+                else ()
+            ),
         ]
 
     def wait_ready(self, limit_s: float = READY_LIMIT_S, stop: int | None = None) -> bool:

@@ -16,11 +16,11 @@ from deadline_batcher.journal import (
     parts_ready,
     replay,
 )
-from deadline_batcher.plan import Category, Plan
+from deadline_batcher.plan import Category, Plan, PolicySpec
 from deadline_batcher.scheduler import Scheduler
 
 MS = 1_000_000
-PLAN = Plan((Category("m", (4 * MS, 6 * MS), 5 * MS),), 1, MS, MS, 2 * MS, 8)
+PLAN = Plan((Category("m", (4 * MS, 6 * MS), 5 * MS),), 1, MS, MS, 2 * MS, 8, PolicySpec("window"))
 KEY = m.PartKey(3, 14)
 STORY: tuple[tuple[int, m.Event], ...] = (
     (0, m.GpuReady(0)),

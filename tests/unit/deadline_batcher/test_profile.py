@@ -69,10 +69,15 @@ def test_a_spoilt_file_is_named(tmp_path: Path, text: str, says: str) -> None:
     [
         ({"wcet_ns": {}}, "without a gap"),
         ({"wcet_ns": {2: 5}}, "without a gap"),
-        ({"wcet_ns": {1: 4, 3: 5}}, "without a gap"),
+        ({"wcet_ns": {1: 4, 3: 5}}, "without a gap; missing: 2$|missing: 2 "),
+        ({"wcet_ns": {1: 4, 4: 5}}, "missing: 2, 3"),
         ({"wcet_ns": {0: 1, 1: 4}}, "without a gap"),
         ({"wcet_ns": {1: 0}}, "positive"),
-        ({"wcet_ns": {1: 5, 2: 4}}, "falls from size 1 to 2"),
+        ({"wcet_ns": {1: 5, 2: 4}}, "falls from size 1 to 2 by 1 ns"),
+        ({"wcet_ns": {1: float("nan")}}, "finite number"),
+        ({"wcet_ns": {1: float("inf")}}, "finite number"),
+        ({"used": [2, 3]}, "size 1"),
+        ({"used": [1, 9]}, "only profiled sizes, not \\[9\\]"),
         ({"margin": 0.99}, "greater than or equal to 1"),
         ({"margin": float("nan")}, "finite"),
         ({"origin": "guessed"}, "measured"),
@@ -83,6 +88,38 @@ def test_a_spoilt_file_is_named(tmp_path: Path, text: str, says: str) -> None:
 def test_an_unusable_profile_is_refused(changes: dict[str, Any], says: str) -> None:
     with pytest.raises(ValidationError, match=says):
         profile(**changes)
+
+
+def test_the_sizes_used_are_those_marked_or_the_efficient_ones() -> None:
+    assert profile(wcet_ns={1: 4, 2: 9, 3: 10}).used_sizes == (1, 3)
+    assert profile(wcet_ns={1: 4, 2: 9, 3: 10}, used=[3, 1, 2]).used_sizes == (1, 2, 3)
+
+
+PUBLISHED = Path(__file__).resolve().parents[3] / "configs" / "profiles"
+
+
+@pytest.mark.parametrize(
+    ("name", "left_out"),
+    [
+        ("resnet50-t4", []),
+        ("resnet50-a40", []),
+        ("efficientdet-a100", []),
+        ("vgg16-titan-x", [2]),
+    ],
+)
+def test_a_published_profile_names_its_source(name: str, left_out: list[int]) -> None:
+    published = load_profile(PUBLISHED / f"{name}.json")
+    assert (published.origin, published.conditions) == ("published", {})
+    assert "batching.md 4." in published.source
+    assert sorted(set(published.wcet_ns) - set(published.used_sizes)) == left_out
+
+
+def test_the_published_t4_is_the_source_s_p99_with_the_margin() -> None:
+    published = load_profile(PUBLISHED / "resnet50-t4.json")
+    assert published.margin == 1.25
+    assert published.wcet_ns[1] == 3_986_250  # 3.189 ms
+    assert published.wcet_ns[8] == 11_331_250  # 9.065 ms
+    assert published.wcet_ns[6] == 9_291_875  # half-way from 5.802 to 9.065
 
 
 def test_batch_max_is_the_largest_size() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from deadline_batcher import messages as m
-from deadline_batcher.plan import Category, Plan
+from deadline_batcher.plan import Category, Plan, PolicySpec
 from deadline_batcher.scheduler import RUNS_MAX, Scheduler
 
 MS = 1_000_000
@@ -14,7 +14,7 @@ OTHER = Category("other", (5 * MS,), window_ns=3 * MS)
 
 
 def plan(gpus: int = 1, waiting_max: int = 16) -> Plan:
-    return Plan((MODEL, OTHER), gpus, 1 * MS, 1 * MS, 2 * MS, waiting_max)
+    return Plan((MODEL, OTHER), gpus, 1 * MS, 1 * MS, 2 * MS, waiting_max, PolicySpec("window"))
 
 
 def ready_pool(gpus: int = 1, waiting_max: int = 16) -> Scheduler:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import json
+import struct
 import sys
+import threading
 import time
 import types
 from collections.abc import Callable
@@ -97,7 +99,13 @@ Make = Callable[..., Any]
 
 @pytest.fixture
 def make(program: Any, tmp_path: Path) -> Make:
-    def made(wcet_ns: dict[int, int] | None = None, *, echo: str = "Identity", **told: str) -> Any:
+    def made(
+        wcet_ns: dict[int, int] | None = None,
+        *,
+        echo: str = "Identity",
+        dynamic: bool = False,
+        **told: str,
+    ) -> Any:
         version = tmp_path / "1"
         version.mkdir(exist_ok=True)
         parameters = {
@@ -114,6 +122,8 @@ def make(program: Any, tmp_path: Path) -> Make:
             "input": [{"dims": list(SHAPE)}, {"dims": [1]}],
             "parameters": {k: {"string_value": v} for k, v in (parameters | told).items()},
         }
+        if dynamic:
+            config["dynamic_batching"] = {}
         model = program.TritonPythonModel()
         model.initialize(
             {
@@ -160,6 +170,48 @@ def test_several_batches_in_one_call_are_held_one_after_another(make: Make) -> N
     took = time.monotonic_ns() - began
     assert [len(one.tensors["score"]) for one in responses] == [1, 2, 1]
     assert 70 * MS <= took < 100 * MS
+
+
+def test_under_triton_s_own_batcher_single_parts_are_one_batch(make: Make, tmp_path: Path) -> None:
+    model = make(
+        {1: 20 * MS, 2: 30 * MS, 3: 40 * MS, 4: 50 * MS},
+        dynamic=True,
+        gpu_lock=str(tmp_path / "gpu.lock"),
+        held_log=str(tmp_path / "held.bin"),
+    )
+    began = time.monotonic_ns()
+    responses = model.execute([batch(9, nonces=[1]), batch(250, nonces=[2]), batch(31, nonces=[3])])
+    took = time.monotonic_ns() - began
+    assert 40 * MS <= took < 40 * MS + 15 * MS
+    assert [one.tensors["score"].tolist() for one in responses] == [[[9.0]], [[250.0]], [[31.0]]]
+    assert [one.tensors["nonce_echo"].tolist() for one in responses] == [[[1]], [[2]], [[3]]]
+    asked, taken, freed, emulated, rows = struct.unpack(
+        "<qqqqq", (tmp_path / "held.bin").read_bytes()
+    )
+    assert (emulated, rows) == (40 * MS, 3)
+    assert began <= asked <= taken <= freed - emulated
+
+
+def test_a_bad_part_fails_the_batch_that_triton_made_of_it(make: Make) -> None:
+    bad = batch(1)
+    bad["image"].value = np.zeros([1, 9, 9, 1], np.uint8)
+    responses = make(dynamic=True).execute([batch(5), bad])
+    assert all(one.error for one in responses)
+
+
+def test_models_of_one_gpu_do_not_run_at_once(make: Make, tmp_path: Path) -> None:
+    told = {"gpu_lock": str(tmp_path / "gpu.lock")}
+    held = dict.fromkeys(range(1, 5), 30 * MS)
+    first, second = make(held, **told), make(held, **told)
+    began = time.monotonic_ns()
+    threads = [
+        threading.Thread(target=model.execute, args=([batch(1)],)) for model in (first, second)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert time.monotonic_ns() - began >= 60 * MS
 
 
 def test_without_a_profile_nothing_is_held(make: Make) -> None:

@@ -11,7 +11,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from appliance.plant import LineSection, ModelSection, Plant, PlantSection, PoolSection
-from appliance.triton.repository import RepositoryError, write_repository
+from appliance.triton.repository import OwnBatcher, RepositoryError, write_repository
 from deadline_batcher.profile import Profile, Provenance
 
 Shape = list[int | str]
@@ -100,6 +100,45 @@ def test_the_repository_is_a_verified_copy_with_the_file_s_own_shape(plant_of: P
     plant.path("m.onnx").write_bytes(b"other")
     copied = (models / "tile/1/model.onnx").read_bytes()
     assert hashlib.sha256(copied).hexdigest() == digest
+
+
+def test_a_trial_may_have_triton_s_own_batcher(plant_of: PlantOf) -> None:
+    plant = plant_of()
+    save_model(plant.path("m.onnx"))
+    own = OwnBatcher(delay_us=5000, levels=2, among_models=3)
+    models, _ = write_repository(plant, 1, own_batchers={"tile": own})
+    config = (models / "tile/config.pbtxt").read_text()
+    assert (
+        'instance_group [{ count: 1 kind: KIND_CPU rate_limiter { resources [{ name: "gpu" '
+        "count: 1 }] priority: 3 } }]"
+    ) in config
+    assert (
+        "dynamic_batching { max_queue_delay_microseconds: 5000 priority_levels: 2 "
+        "default_priority_level: 2 }"
+    ) in config
+    assert "gpu_lock" not in config  # one model needs none
+
+
+def test_models_that_emulate_one_gpu_share_its_lock(plant_of: PlantOf) -> None:
+    plant = plant_of(emulate="l4.json")
+    save_model(plant.path("m.onnx"))
+    profile = Profile(
+        model="tile",
+        engine="pool",
+        origin="published",
+        margin=1.0,
+        rule="by hand",
+        wcet_ns={1: 1, 2: 2, 3: 3, 4: 4},
+        provenance=Provenance(model_sha256="", device="L4", cores=1),
+    )
+    profile.save(plant.path("l4.json"))
+    other = plant.model[0].model_copy(update={"name": "other"})
+    both = plant.model_copy(update={"model": [plant.model[0], other]})
+    models, _ = write_repository(both, 2)
+    for name in ("tile", "other"):
+        config = (models / name / "config.pbtxt").read_text()
+        lock = str(models.parent / "gpu.lock")
+        assert f'key: "gpu_lock" value: {{ string_value: "{lock}" }}' in config
 
 
 def test_a_second_start_replaces_the_repository_and_leaves_no_partial(plant_of: PlantOf) -> None:

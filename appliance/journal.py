@@ -41,6 +41,8 @@ from lines.journal_schema import Value
 
 COMMIT_EVERY_NS: Final = 50_000_000
 RETRY_EVERY_NS: Final = 1_000_000_000
+LOOK_EVERY_NS: Final = 1_000_000_000
+"""How often the file is looked for under its name."""
 SLOW_COMMIT_NS: Final = 1_000_000_000
 DRAIN_MAX: Final = 256
 """Batches taken from the socket before a commit may run."""
@@ -75,6 +77,8 @@ class Journal:
         self._events: list[tuple[Value, ...]] = []
         self._next_write_ns = 0
         self._refused = False
+        self._look_at_ns = 0
+        self._is_gone_told = False
 
     @property
     def write_due_at_ns(self) -> int | None:
@@ -146,10 +150,29 @@ class Journal:
             return
         try:
             path = self._store.begin_segment()
-        except (sqlite3.Error, StoreError) as second:
+        except (sqlite3.Error, StoreError, OSError) as second:
             _say(f"journal.disk {self._store.path} {second}")
             return
         self.event(now_ns, "journal.segment", str(path), f"goes on here after {name}")
+
+    def look(self, now_ns: int) -> None:
+        """Once a second: whether the file is still there under its name; if not, begin another."""
+        if now_ns < self._look_at_ns:
+            return
+        self._look_at_ns = now_ns + LOOK_EVERY_NS
+        if not self._store.is_gone:
+            self._is_gone_told = False
+            return
+        if not self._is_gone_told:
+            self._is_gone_told = True
+            detail = "deleted, moved or replaced while open: its rows are lost to the checker"
+            self.event(now_ns, "journal.gone", str(self._store.path), detail)
+        try:
+            path = self._store.begin_segment()
+        except (sqlite3.Error, StoreError, OSError) as error:
+            _say(f"journal.gone {self._store.path} {error}")
+            return
+        self.event(now_ns, "journal.segment", str(path), "goes on here after the file was gone")
 
 
 def _say(text: str) -> None:
@@ -183,6 +206,7 @@ def plant_meta(plant: Plant, plant_file: Path) -> dict[str, str]:
         "plant_sha256": hashlib.sha256(plant_file.read_bytes()).hexdigest(),
         "plant_file": str(plant_file.absolute()),
         "models": json.dumps(known_models(plant), sort_keys=True),
+        "lines": json.dumps([line.id for line in plant.line]),
         "host": platform.node(),
         "started_wall": datetime.now(UTC).isoformat(),
         "last_started_wall": datetime.now(UTC).isoformat(),
@@ -257,6 +281,7 @@ def serve(router: zmq.Socket[bytes], journal: Journal, stop: socket.socket) -> N
         if router in ready:
             _receive(router, journal, now_ns)
         stopping = stop.fileno() in ready
+        journal.look(now_ns)
         due = journal.write_due_at_ns
         if due is not None and (stopping or now_ns >= due):
             _acknowledge(router, journal.write(now_ns))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sqlite3
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -26,6 +27,9 @@ from lines.journal_schema import (
 UNIT: Final = "journal"
 BUSY_MS: Final = 200
 """How long a transaction waits for a reader that holds the file."""
+
+MERGED_META: Final = ("models", "lines")
+"""Keys of `meta` that keep what earlier starts said: their verdicts are in the file too."""
 
 
 class StoreError(Exception):
@@ -75,6 +79,14 @@ def segments(folder: Path) -> list[Path]:
     return ([first] if first.exists() else []) + sorted(folder.glob(SEGMENT_FILES))
 
 
+def merged_meta(key: str, before: str, now: str) -> str:
+    """Both values of one of MERGED_META in one."""
+    earlier, later = json.loads(before), json.loads(now)
+    if key == "models":
+        return json.dumps({**earlier, **later}, sort_keys=True)
+    return json.dumps(list(dict.fromkeys([*earlier, *later])))
+
+
 class JournalStore:
     """Writes record batches into the newest file of a journal folder."""
 
@@ -82,6 +94,7 @@ class JournalStore:
         """Open or make the journal. Raises StoreError, and sqlite3.Error where the disk refuses."""
         self._folder = folder
         self._meta = dict(meta)
+        self._identity: tuple[int, int] | None = None
         found = segments(folder)
         self.path = found[-1] if found else folder / JOURNAL_FILE
         self._file = self._open()
@@ -98,10 +111,21 @@ class JournalStore:
                     file.execute(statement)
             self._write_meta(file)
             file.execute("COMMIT")
+            self._identity = _identity(self.path)
         except BaseException:
             file.close()
             raise
         return file
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether the file was deleted or another put in its place: SQLite would write on."""
+        try:
+            return _identity(self.path) != self._identity
+        except (FileNotFoundError, NotADirectoryError):
+            return True
+        except OSError:  # a disk that does not answer says nothing of the file
+            return False
 
     def _write_meta(self, file: sqlite3.Connection) -> None:
         stored = dict(file.execute("SELECT key, value FROM meta"))
@@ -112,10 +136,8 @@ class JournalStore:
                 "move the journal's files away to begin a new one"
             )
         for key, value in {"schema_version": str(SCHEMA_VERSION), **self._meta}.items():
-            if key == "models":
-                # Models of earlier starts stay known: their verdicts are in this file.
-                known = json.loads(stored.get(key, "{}"))
-                value = json.dumps({**known, **json.loads(value)}, sort_keys=True)  # noqa: PLW2901
+            if key in MERGED_META and key in stored:
+                value = merged_meta(key, stored[key], value)  # noqa: PLW2901
             elif key == "started_wall" and key in stored:
                 continue
             file.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (key, value))
@@ -173,10 +195,14 @@ class JournalStore:
         """Leave the file whose disk failed as it is and go on in a new one; its path.
 
         After a failed fsync the kernel may call pages clean that never reached the disk, so the old
-        file is never written again. Raises like the constructor.
+        file is never written again. Makes the folder where it is gone. Raises like the
+        constructor, and OSError.
         """
         self.close()
-        number = len(list(self._folder.glob(SEGMENT_FILES))) + 1
+        self._identity = None
+        self._folder.mkdir(parents=True, exist_ok=True)
+        taken = [path.stem.rpartition("-")[2] for path in self._folder.glob(SEGMENT_FILES)]
+        number = max((int(text) for text in taken if text.isdecimal()), default=0) + 1
         self.path = self._folder / f"journal-{number:04d}.sqlite"
         self._file = self._open()
         return self.path
@@ -184,6 +210,11 @@ class JournalStore:
     def close(self) -> None:
         """Close the file; safe to repeat."""
         self._file.close()
+
+
+def _identity(path: Path) -> tuple[int, int]:
+    found = os.stat(path)
+    return found.st_dev, found.st_ino
 
 
 def _difference(table: Table, stored: Any, row: tuple[Value, ...]) -> str:

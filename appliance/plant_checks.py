@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -21,6 +22,8 @@ Mistake = tuple[Place, str]
 
 SOCKET_PATH_BYTES_MAX: Final = 107
 _LONGEST_SOCKET: Final = "journal.sock"
+_STUB_PATH: Final = re.compile(r"[A-Za-z0-9._/+,=@~-]*")
+"""What the unquoted command line survives by which Triton 2.51 starts its Python stub."""
 _ANY_HOST: Final = frozenset({"0.0.0.0", "*", "::"})
 
 
@@ -38,6 +41,7 @@ def cross_checks(raw: Mapping[str, Any], folder: Path) -> Iterator[Mistake]:
     yield from _files(raw, folder)
     yield from _budgets(raw)
     yield from _runtime(raw, folder)
+    yield from _stub_path(raw, folder)
 
 
 def _table(raw: Mapping[str, Any], name: str) -> Mapping[str, Any]:
@@ -127,9 +131,15 @@ def _files(raw: Mapping[str, Any], folder: Path) -> Iterator[Mistake]:
     for index, row in _tables(raw, "model"):
         named += [(("model", index, key), row.get(key)) for key in ("pool", "fallback")]
     for place, text in named:
-        if isinstance(text, str) and not (folder / text).is_file():
+        if isinstance(text, str) and "\0" not in text and not (folder / text).is_file():
             path = (folder / text).absolute()
             yield place, f'"{text}": there is no file {path}; allowed: an existing file'
+    for index, row in _tables(raw, "model"):
+        named += [(("model", index, k), row.get(k)) for k in ("profile", "fallback_profile")]
+    named += [(("paths", key), text) for key, text in _table(raw, "paths").items()]
+    for place, text in named:
+        if isinstance(text, str) and "\0" in text:
+            yield place, f"{text!r} has a NUL character in it; allowed: a path"
 
 
 def _budgets(raw: Mapping[str, Any]) -> Iterator[Mistake]:
@@ -154,12 +164,27 @@ def _budgets(raw: Mapping[str, Any]) -> Iterator[Mistake]:
 
 def _runtime(raw: Mapping[str, Any], folder: Path) -> Iterator[Mistake]:
     runtime = _table(raw, "paths").get("runtime", PathsSection().runtime)
-    if not isinstance(runtime, str):
+    if not isinstance(runtime, str) or "\0" in runtime:
         return
     size = len(os.fsencode((folder / runtime).absolute() / _LONGEST_SOCKET))
     if size > SOCKET_PATH_BYTES_MAX:
         told = f"{size} bytes with {_LONGEST_SOCKET}; a socket's path may have "
         yield ("paths", "runtime"), f"{told}{SOCKET_PATH_BYTES_MAX}: use a shorter path"
+
+
+def _stub_path(raw: Mapping[str, Any], folder: Path) -> Iterator[Mistake]:
+    if _table(raw, "pool").get("embedded") is not True:
+        return
+    triton = _table(raw, "paths").get("triton", PathsSection().triton)
+    if not isinstance(triton, str) or "\0" in triton:
+        return
+    path = str((folder / triton).absolute())
+    wrong = sorted(set(_STUB_PATH.sub("", path)))
+    if wrong:
+        told = f"the bundled Triton cannot start its models in {path}: "
+        told += f"{', '.join(repr(letter) for letter in wrong)} in a path ends its Python stub; "
+        told += "move the plant to (or set paths.triton to) a folder of letters, digits and"
+        yield ("pool", "embedded"), f"{told} . _ / + , = @ ~ - alone"
 
 
 def show(place: Place) -> str:

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 import sys
+import tempfile
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, get_args
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
+from appliance.planning import ModelProfiles, PlanningError, make_plan, profiles_of
 from appliance.plant import Plant
 from appliance.plant_checks import Mistake, cross_checks, nearest, show
 from appliance.toml_lines import Place, toml_lines
+from deadline_batcher.profile import ProfileError, load_profile
 from lines.keys import KeyFileError, load_public, load_secret
 
 PLANT_BYTES_MAX: Final = 4 * 1024 * 1024
@@ -49,9 +53,13 @@ def load_plant(path: Path) -> Plant:
     crossed_places = {place for place, _ in crossed}
     found = [one for one in found if one[0] not in crossed_places] + crossed
     if found or plant is None:
-        told = sorted({(_line_of(place, lines), show(place), text) for place, text in found})
-        raise PlantError([f"{path}:{line}: {where}: {text}" for line, where, text in told])
+        raise _mistaken(path, found, lines)
     return plant
+
+
+def _mistaken(path: Path, found: Iterable[Mistake], lines: Mapping[Place, int]) -> PlantError:
+    told = sorted({(_line_of(place, lines), show(place), text) for place, text in found})
+    return PlantError([f"{path}:{line}: {where}: {text}" for line, where, text in told])
 
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[Place, int]]:
@@ -187,7 +195,7 @@ def warnings(plant: Plant) -> list[str]:
     profiles = {model.profile for model in plant.model}
     profiles |= {model.fallback_profile_file for model in plant.model}
     for text in sorted(profiles):
-        if not plant.path(text).is_file():
+        if not plant.path(text).exists():
             found.append(f"{plant.path(text)}: no profile yet; make it with: takt profile")
     keys = plant.path(plant.paths.keys)
     try:
@@ -201,6 +209,77 @@ def warnings(plant: Plant) -> list[str]:
             except KeyFileError as error:
                 found.append(f"{line.id}: {error}")
     return found
+
+
+def troubles(plant: Plant) -> list[Mistake]:
+    """What is wrong with the plant's files and folders, looked into: models, profiles, folders."""
+    return [*_model_troubles(plant), *_profile_troubles(plant), *_folder_troubles(plant)]
+
+
+def _model_troubles(plant: Plant) -> Iterator[Mistake]:
+    # ONNX Runtime costs every process that loads a plant file its memory: here alone.
+    from fallback.session import Session, SessionError
+
+    seen: dict[Path, str] = {}
+    for index, model in enumerate(plant.model):
+        for key, text in (("pool", model.pool), ("fallback", model.fallback)):
+            path = plant.path(text)
+            if path not in seen:
+                seen[path] = ""
+                try:
+                    if path.stat().st_size == 0:
+                        seen[path] = f"{path}: is empty; allowed: an ONNX model"
+                    else:
+                        Session(path, 1)
+                except (SessionError, OSError) as error:
+                    seen[path] = " ".join(str(error).split())
+            if seen[path]:
+                yield ("model", index, key), seen[path]
+
+
+def _profile_troubles(plant: Plant) -> Iterator[Mistake]:
+    """Profiles that are there and cannot be used; those that are missing are a warning."""
+    found: dict[str, ModelProfiles] = {}
+    for index, model in enumerate(plant.model):
+        files = {"profile": model.profile, "fallback_profile": model.fallback_profile_file}
+        there = {key: plant.path(text) for key, text in files.items() if plant.path(text).exists()}
+        wrong = False
+        for key, path in there.items():
+            try:
+                load_profile(path)
+            except (ProfileError, OSError) as error:
+                wrong = True
+                yield ("model", index, key), " ".join(str(error).split())
+        if wrong or len(there) < len(files):
+            continue
+        try:
+            found |= profiles_of(plant.model_copy(update={"model": [model]}))
+        except PlanningError as error:
+            yield ("model", index, "profile"), str(error)
+    if len(found) == len(plant.model):
+        try:
+            make_plan(plant, found)
+        except PlanningError as error:
+            yield ("line",), str(error).replace("\n", "; ")
+
+
+def _folder_troubles(plant: Plant) -> Iterator[Mistake]:
+    paths = plant.paths
+    written = {"runtime": paths.runtime, "journal": paths.journal, "logs": paths.logs}
+    if plant.pool.embedded:
+        written["triton"] = paths.triton
+    for key, text in {**written, "keys": paths.keys}.items():
+        path = plant.path(text)
+        there = next(p for p in (path, *path.parents) if os.path.lexists(p))
+        if not there.is_dir():
+            yield ("paths", key), f"{there} is no folder; allowed: a folder, or one to be made"
+        elif key in written:
+            try:
+                with tempfile.TemporaryFile(dir=there):
+                    pass
+            except OSError as error:
+                told = f"{path}: nothing can be written in {there}: {error.strerror or error}"
+                yield ("paths", key), f"{told}; allowed: a folder that can be written"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -221,6 +300,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         plant = load_plant(options.plant)
         warned = warnings(plant)
+        if found := troubles(plant):
+            raise _mistaken(options.plant, found, _read(options.plant)[1])
     except PlantError as error:
         mistakes = error.mistakes
     if options.json:

@@ -26,6 +26,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             for _, event, commands in replay(lines):
                 counts[type(event).__name__] += 1
                 counts.update(type(command).__name__ for command in commands)
+    except UnicodeDecodeError as error:
+        told_why = f"no event journal: not UTF-8 text ({error.reason} at byte {error.start})"
+        print(f"takt replay: {told.journal}: {told_why}", file=sys.stderr)
+        return 2
     except OSError as error:
         print(f"takt replay: {told.journal}: {error.strerror}", file=sys.stderr)
         return 2

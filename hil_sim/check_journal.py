@@ -24,6 +24,14 @@ PROMISES: Final = {
     4: "no loss cost a verdict",
 }
 
+COUNTED_APART: Final = {
+    "arrived_too_late": "parts arrived after their verdict was due: not late, not missed",
+    "unconfirmed": "verdicts sent after the last that an actuator wrote down",
+    "unlogged": "acknowledged parts that no camera's log shows",
+    "unproved": "pool answers whose batch went unwritten when the batcher was killed",
+    "idle_lines": "lines of the plant without a part",
+}
+
 
 def judge(evidence: Evidence) -> Report:
     """The report on a run that was read."""
@@ -33,6 +41,8 @@ def judge(evidence: Evidence) -> Report:
         evidence.actuator_log,
         models=evidence.models,
         events=evidence.events,
+        lines=evidence.lines,
+        batches=evidence.batches,
     )
 
 
@@ -41,6 +51,7 @@ def as_json(evidence: Evidence, report: Report) -> dict[str, Any]:
     return {
         "held": report.is_clean,
         "is_partial": report.is_partial,
+        "absent": report.absent,
         "promises": {str(number): held for number, held in report.promises.items()},
         "counts": dict(report.counts),
         "found": dict(report.found),
@@ -58,6 +69,7 @@ def as_text(evidence: Evidence, report: Report) -> str:
         f"{counts['fail']} FAIL, {counts['uninspected']} UNINSPECTED, "
         f"{counts['restart']} UNINSPECTED(restart)"
     ]
+    out += [f"{counts[name]} {text}" for name, text in COUNTED_APART.items() if counts[name]]
     for number, text in PROMISES.items():
         held = report.promises[number]
         word = "not decided" if held is None else "held" if held else "BROKEN"
@@ -71,7 +83,13 @@ def as_text(evidence: Evidence, report: Report) -> str:
     total = sum(report.found.values())
     if total > FINDINGS_SHOWN_MAX:
         out.append(f"… and {total - FINDINGS_SHOWN_MAX} more findings; --json has them")
-    if report.is_partial:
+    if evidence.lines is None:
+        out.append(
+            "an older journal: it does not name the plant's lines, a missing one goes unseen"
+        )
+    for text in report.absent:
+        out.append(f"PARTIAL: {text}")
+    if evidence.camera_log is None or evidence.actuator_log is None:
         absent = [
             name
             for name, log in (("camera", evidence.camera_log), ("actuator", evidence.actuator_log))

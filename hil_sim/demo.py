@@ -192,7 +192,7 @@ class Demo:
         self._stop_clients()
         self._stop_supervisor()
         logs = self.folder / "logs"
-        evidence = read_evidence(plant.path(plant.paths.journal) / "journal.sqlite", logs)
+        evidence = read_evidence(plant.path(plant.paths.journal), logs)
         report = judge(evidence)
         judged = as_json(evidence, report)
         figures = {**judged.pop("figures"), **judged}

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, get_type_hints
 
-from appliance.journal_store import segments
+from appliance.journal_store import MERGED_META, merged_meta, segments
 from lines.journal_schema import PARTS, ROW_TABLES, Table
 from lines.record import PartRow
 
@@ -38,6 +38,11 @@ class Evidence:
         """The plant's models as name@sha12; None where the journal does not say."""
         return set(json.loads(self.meta["models"])) if "models" in self.meta else None
 
+    @property
+    def lines(self) -> list[str] | None:
+        """The plant's lines; None in a journal of before they were kept there."""
+        return list(json.loads(self.meta["lines"])) if "lines" in self.meta else None
+
 
 def _rows(file: sqlite3.Connection, table: Table) -> Iterator[dict[str, Any]]:
     names = [column.name for column in table.columns]
@@ -57,7 +62,11 @@ def _read_segment(evidence: Evidence, path: Path) -> None:
             ("triton", evidence.triton),
         ):
             kept.extend(_rows(file, ROW_TABLES[name]))
-        evidence.meta.update(file.execute("SELECT key, value FROM meta"))
+        found = dict(file.execute("SELECT key, value FROM meta"))
+        for key in MERGED_META:
+            if key in found and key in evidence.meta:
+                found[key] = merged_meta(key, evidence.meta[key], found[key])
+        evidence.meta.update(found)
 
 
 def _read_logs(folder: Path, pattern: str) -> list[dict[str, Any]] | None:
@@ -86,7 +95,7 @@ def read_evidence(journal: Path, logs: Path | None) -> Evidence:
     for path in paths:
         try:
             _read_segment(evidence, path)
-        except (sqlite3.Error, TypeError) as error:
+        except (sqlite3.Error, TypeError, ValueError) as error:
             raise EvidenceError(f"{path}: {error}") from error
     # A row repeated in a later segment is the same row sent twice.
     evidence.parts = list({(r.line, r.session, r.seq): r for r in evidence.parts[::-1]}.values())

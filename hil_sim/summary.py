@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from hil_sim.evidence import Evidence
-from hil_sim.promise import Report, is_restart, left_at_ns
+from hil_sim.promise import Report, is_restart, is_too_late, left_at_ns
 from lines.record import STAGES, PartRow
 
 ENGINES: Final = ("pool", "fallback", "failsafe")
@@ -39,13 +39,14 @@ def _spread(values_ns: Sequence[int], extreme: str) -> dict[str, float | int | N
 def summarise(evidence: Evidence, report: Report) -> dict[str, Any]:
     """The demo's figures. A verdict's latency is sent − captured, its margin due − sent.
 
-    missed: owed parts whose verdict left after `due` or never. Parts of a line's dead process
-    (`UNINSPECTED(restart)`) are in `restart` alone.
+    missed: owed parts whose verdict left after `due` or never; without those that arrived after
+    `due`, which no line can answer in time and which are in `arrived_too_late`. Parts of a line's
+    dead process (`UNINSPECTED(restart)`) are in `restart` alone.
     """
     rows = [row for row in evidence.parts if not is_restart(row)]
     owed = [row for row in rows if row.owed]
     sent = [row for row in owed if row.sent_at_ns]
-    late = sum(left_at_ns(row) > row.due_at_ns for row in owed)
+    late = sum(left_at_ns(row) > row.due_at_ns and not is_too_late(row) for row in owed)
     verdicts = Counter(row.verdict for row in rows)
     in_logs = report.found["missing"]
     answered = Counter(row.answered_by for row in owed)
@@ -59,6 +60,7 @@ def summarise(evidence: Evidence, report: Report) -> dict[str, Any]:
             "uninspected": verdicts["UNINSPECTED"],
         },
         "missed": late + in_logs,
+        "arrived_too_late": sum(is_too_late(row) for row in owed),
         "lost": sum(report.found[what] for what in LOST),
         "duplicate": report.found["duplicate"],
         "restart": report.counts["restart"],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sqlite3
 from collections.abc import Iterable
 from contextlib import closing
@@ -11,8 +12,9 @@ from typing import Any
 
 import pytest
 
-from appliance.journal import HELD_BYTES_MAX, Journal
+from appliance.journal import HELD_BYTES_MAX, Journal, plant_meta
 from appliance.journal_store import JournalStore, StoreError, parse_batch, segments
+from appliance.plant_errors import load_plant
 
 S = 1_000_000_000
 
@@ -119,3 +121,81 @@ def test_garbage_is_told_and_never_raised(garbage: bytes) -> None:
     batch = parse_batch(garbage)
     assert len(batch.malformed) == 1
     assert not any(batch.rows.values())
+
+
+@pytest.mark.parametrize("how", ["folder", "file", "replaced"])
+def test_a_journal_deleted_while_open_is_noticed_and_goes_on(tmp_path: Path, how: str) -> None:
+    folder = tmp_path / "journal"
+    folder.mkdir()
+    store = JournalStore(folder, {"lines": '["line01"]'})
+    journal = Journal(store, 60 * S)
+    journal.take(b"c", b"1", payload(1), 1 * S)
+    journal.write(1 * S)
+    journal.look(1 * S)
+    assert len(segments(folder)) == 1
+    if how == "folder":
+        shutil.rmtree(folder)
+    else:
+        (folder / "journal.sqlite").unlink()
+        if how == "replaced":
+            shutil.copy(__file__, folder / "journal.sqlite")
+    journal.look(1 * S + 1)  # not more often than once a second
+    assert not (folder / "journal-0001.sqlite").exists()
+    journal.look(2 * S)
+    journal.take(b"c", b"2", payload(2), 2 * S)
+    assert journal.write(2 * S) == [(b"c", b"2")]
+    journal.look(3 * S)
+    store.close()
+    path = segments(folder)[-1]
+    assert path.name == "journal-0001.sqlite"
+    assert stored(path) == [2]
+    assert stored(path, "journal.gone") == stored(path, "journal.segment") == [2 * S]
+
+
+def test_a_journal_whose_folder_cannot_be_made_again_is_tried_again(tmp_path: Path) -> None:
+    folder = tmp_path / "journal"
+    folder.mkdir()
+    journal = Journal(store := JournalStore(folder, {}), 60 * S)
+    shutil.rmtree(folder)
+    folder.write_text("a file in its place")
+    for second in (1, 2, 3):
+        journal.look(second * S)
+        journal.take(b"c", b"%d" % second, payload(second), second * S)
+        assert journal.write(second * S) == []
+    folder.unlink()
+    journal.look(4 * S)
+    assert len(journal.write(4 * S)) == 3
+    store.close()
+    (path,) = segments(folder)
+    assert stored(path) == [1, 2, 3]
+    assert len(stored(path, "journal.gone")) == 1
+
+
+def test_a_new_segment_never_continues_an_old_one(tmp_path: Path) -> None:
+    store = JournalStore(tmp_path, {})
+    store.begin_segment()
+    store.begin_segment()
+    (tmp_path / "journal-0001.sqlite").unlink()
+    assert store.begin_segment().name == "journal-0003.sqlite"
+    store.close()
+
+
+def test_meta_names_the_lines_of_every_start(tmp_path: Path) -> None:
+    for name in ("m.onnx", "m8.onnx"):
+        (tmp_path / name).write_text("")
+    plant_file = tmp_path / "plant.toml"
+    for lines in (["b", "a"], ["a", "c"]):
+        tables = [
+            f'[[line]]\nid = "{line}"\nmodel = "m"\nframes = "tcp://127.0.0.1:56{n}1"\n'
+            f'verdicts = "tcp://127.0.0.1:56{n}2"\ncycle_time_ms = 50\ndeadline_ms = 150\n'
+            for n, line in enumerate(lines)
+        ]
+        plant_file.write_text(
+            '[plant]\nname = "p"\n[pool]\nendpoints = ["grpc://127.0.0.1:8001"]\n[[model]]\n'
+            'name = "m"\npool = "m.onnx"\nfallback = "m8.onnx"\nprofile = "p.json"\n'
+            + "".join(tables)
+        )
+        JournalStore(tmp_path, plant_meta(load_plant(plant_file), plant_file)).close()
+    with closing(sqlite3.connect(tmp_path / "journal.sqlite")) as file:
+        kept = dict(file.execute("SELECT key, value FROM meta"))
+    assert json.loads(kept["lines"]) == ["b", "a", "c"]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
 
 from appliance.plant_errors import PlantError, load_plant, main
 
+MODELS = Path(__file__).parents[3] / "models"
 GOOD = """\
 [plant]
 name = "hall-3"
@@ -36,6 +38,15 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.fixture
+def whole(folder: Path) -> Path:
+    """A folder that `takt check` finds nothing in."""
+    shutil.copy(MODELS / "tile-defects.onnx", folder / "m.onnx")
+    shutil.copy(MODELS / "tile-defects-int8.onnx", folder / "m8.onnx")
+    (folder / "plant.toml").write_text(GOOD)
+    return folder
+
+
 def mistakes(folder: Path, text: str) -> list[str]:
     path = folder / "plant.toml"
     path.write_text(text)
@@ -44,11 +55,10 @@ def mistakes(folder: Path, text: str) -> list[str]:
     return [told.removeprefix(f"{folder}/") for told in caught.value.mistakes]
 
 
-def test_a_right_file(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = folder / "plant.toml"
-    path.write_text(GOOD)
+def test_a_right_file(whole: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = whole / "plant.toml"
     plant = load_plant(path)
-    assert plant.path("m.onnx") == folder / "m.onnx"
+    assert plant.path("m.onnx") == whole / "m.onnx"
     assert main([str(path)]) == 0
     assert "1 lines, 2 endpoints, 1 models" in capsys.readouterr().out
 
@@ -81,6 +91,9 @@ def test_a_right_file(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
         ("[plant]", 'folder = "/"\n[plant]', "plant.toml:1: folder: unknown key; allowed: plant, "),
         ("[pool]", "[pool", "plant.toml:3: Expected ']'"),
         ("[plant]\n", "", "plant.toml:1: "),
+        ("[pool]", '[paths]\nruntime = "a\\u0000b"\n[pool]',
+         "plant.toml:4: paths.runtime: 'a\\x00b' has a NUL"),
+        ("m.onnx", "m\\u0000.onnx", "plant.toml:8: model[0].pool: 'm\\x00.onnx' has a NUL"),
     ],
 )  # fmt: skip
 def test_one_mistake(folder: Path, old: str, new: str, told: str) -> None:
@@ -112,3 +125,63 @@ def test_no_content_ends_in_a_traceback(folder: Path, content: bytes) -> None:
 
 def test_no_file_is_wrong_use(tmp_path: Path) -> None:
     assert main([str(tmp_path / "none.toml")]) == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "told"),
+    [
+        ("m.onnx", "", "plant.toml:8: model[0].pool: "),
+        ("m8.onnx", "no model", "plant.toml:9: model[0].fallback: "),
+        ("p.json", "garbage", "plant.toml:10: model[0].profile: "),
+        ("p.json", "{}", "plant.toml:10: model[0].profile: "),
+        ("p-fallback.json", "", "plant.toml:6: model[0].fallback_profile: "),
+        ("p.json/x", "", "plant.toml:10: model[0].profile: "),
+        ("journal", "", "plant.toml:1: paths.journal: "),
+        ("run", "", "plant.toml:1: paths.runtime: "),
+        ("logs", "", "plant.toml:1: paths.logs: "),
+        ("triton", "", "plant.toml:1: paths.triton: "),
+        ("keys", "", "plant.toml:1: paths.keys: "),
+    ],
+)
+def test_check_looks_into_files_and_folders(
+    whole: Path, capsys: pytest.CaptureFixture[str], name: str, content: str, told: str
+) -> None:
+    (whole / name).parent.mkdir(exist_ok=True)
+    (whole / name).write_text(content)
+    assert main([str(whole / "plant.toml")]) == 1
+    out = capsys.readouterr().out.splitlines()
+    assert len(out) == 1
+    assert out[0].startswith(f"{whole}/{told}")
+    assert str(whole / name.split("/", maxsplit=1)[0]) in out[0].removeprefix(f"{whole}/{told}")
+
+
+@pytest.mark.parametrize("place", ["/proc/takt", "/proc/self", "/dev/null/x"])
+def test_check_tries_whether_a_folder_can_be_written(
+    whole: Path, capsys: pytest.CaptureFixture[str], place: str
+) -> None:
+    path = whole / "plant.toml"
+    path.write_text(f'{GOOD}[paths]\nruntime = "{place}"\n')
+    assert main([str(path)]) == 1
+    assert f"{path}:19: paths.runtime: " in capsys.readouterr().out
+    assert sorted(p.name for p in whole.iterdir()) == ["m.onnx", "m8.onnx", "plant.toml"]
+
+
+@pytest.mark.parametrize("name", ["with space", "q'uote", "dollar$x", "hälle"])
+def test_an_embedded_plant_in_a_folder_that_tritons_stub_does_not_survive(
+    folder: Path, name: str
+) -> None:
+    odd = folder / name
+    odd.mkdir()
+    for model in ("m.onnx", "m8.onnx"):
+        (odd / model).write_text("")
+    (told,) = mistakes(odd, GOOD)
+    assert told.startswith("plant.toml:5: pool.embedded: ")
+    assert f"{odd}/triton" in told
+    assert "move the plant" in told
+    # Elsewhere for Triton, or none of our own, is well.
+    for text in (
+        f'{GOOD}[paths]\ntriton = "{folder}/t"\n',
+        GOOD.replace("embedded = true", "embedded = false"),
+    ):
+        (odd / "plant.toml").write_text(text)
+        assert load_plant(odd / "plant.toml").plant.name == "hall-3"

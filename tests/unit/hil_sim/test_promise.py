@@ -74,6 +74,9 @@ def run(parts: list[PartRow], **changes: Any) -> Report:
     return check(parts, **{**given, "models": {MODEL}, **changes})
 
 
+STARTED = {"at_ns": 1, "unit": "journal", "kind": "journal.started", "subject": "", "detail": ""}
+
+
 def found(report: Report) -> list[tuple[int, str, int]]:
     return [(finding.promise, finding.what, finding.seq) for finding in report.findings]
 
@@ -173,9 +176,9 @@ def test_a_part_answered_twice_within_60_s(seconds: int, is_found: bool) -> None
 def test_two_rows_of_one_key_are_a_duplicate_but_not_a_restart() -> None:
     event = {"at_ns": 5, "unit": "journal", "kind": "journal.conflict", "subject": "line01/s/0",
              "detail": "kept the first; verdict 'PASS' → 'FAIL'"}  # fmt: skip
-    assert found(run(CLEAN, events=[event])) == [(1, "duplicate", 0)]
+    assert found(run(CLEAN, events=[STARTED, event])) == [(1, "duplicate", 0)]
     restarted = {**event, "detail": "kept the first; reason '' → 'restart'"}
-    assert found(run(CLEAN, events=[restarted])) == []
+    assert found(run(CLEAN, events=[STARTED, restarted])) == []
 
 
 def test_owed_but_no_row() -> None:
@@ -270,7 +273,7 @@ def test_a_part_lost_right_after_a_loss_breaks_promise_4(seconds: int, held: boo
              "subject": "gpu2", "detail": ""}  # fmt: skip
     parts = [row(0), row(1), row(2)]
     seen = [row(0), row(2)]
-    report = check(seen, camera(parts), actuator(seen), models={MODEL}, events=[event])
+    report = check(seen, camera(parts), actuator(seen), models={MODEL}, events=[STARTED, event])
     assert report.promises == {1: False, 2: True, 3: True, 4: held}
 
 
@@ -278,3 +281,205 @@ def test_lost_frames_are_not_owed() -> None:
     lost = replace(uninspected(1, "lost"), part_id="", owed=False, acked=False)
     log = camera([row(0)])
     assert found(run([row(0), lost], camera_log=log)) == []
+
+
+def of_line(line: str, parts: list[PartRow]) -> list[PartRow]:
+    return [replace(part, line=line, nonce=part.nonce + 1_000_000) for part in parts]
+
+
+def logs_of(*groups: list[PartRow]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Both logs of several lines."""
+    cameras: list[dict[str, Any]] = []
+    actuators: list[dict[str, Any]] = []
+    for parts in groups:
+        line = {"line": parts[0].line}
+        cameras += [entry | line for entry in camera(parts)]
+        actuators += [entry | line for entry in actuator(parts)]
+    return cameras, actuators
+
+
+@pytest.mark.parametrize("gone", ["camera", "actuator", "both logs and the rows", "the rows"])
+def test_a_line_whose_evidence_is_gone(gone: str) -> None:
+    one, two = [row(0), row(1)], of_line("line02", [row(0), row(1)])
+    cameras, actuators = logs_of(one, two)
+    lines = ["line01", "line02"]
+    clean = run([*one, *two], camera_log=cameras, actuator_log=actuators, lines=lines,
+                events=[STARTED])  # fmt: skip
+    assert (found(clean), clean.is_partial, clean.promises[4]) == ([], False, True)
+
+    if gone not in {"actuator", "the rows"}:
+        cameras = [entry for entry in cameras if entry["line"] == "line01"]
+    if gone not in {"camera", "the rows"}:
+        actuators = [entry for entry in actuators if entry["line"] == "line01"]
+    parts = one if "rows" in gone else [*one, *two]
+    report = run(parts, camera_log=cameras, actuator_log=actuators, lines=lines, events=[STARTED])
+    absent = [finding for finding in report.findings if finding.what == "absent"]
+    assert {finding.line for finding in absent} == {"line02"}
+    assert report.is_partial
+    assert (report.promises[1], report.promises[4]) == (False, None)
+    assert all(text.startswith("line02: ") for text in report.absent)
+
+
+def test_a_line_without_parts_is_idle_only_if_its_camera_says_so() -> None:
+    cameras, actuators = logs_of([row(0)])
+    cameras.append({"event": "hello", "line": "line02", "session": "t", "at_ns": 5})
+    actuators.append({"event": "ready", "line": "line02", "at_ns": 5})
+    given: dict[str, Any] = {"lines": ["line01", "line02"], "events": [STARTED]}
+    idle = run([row(0)], camera_log=cameras, actuator_log=actuators, **given)
+    assert (found(idle), idle.counts["idle_lines"]) == ([], 1)
+    silent = run([row(0)], camera_log=cameras[:-1], actuator_log=actuators, **given)
+    assert {what for _, what, _ in found(silent)} == {"absent"}
+
+
+def test_a_journal_alone_misses_a_line_whose_camera_had_connected() -> None:
+    event = {"at_ns": 2, "unit": "line-line02", "kind": "camera.connected", "subject": "c",
+             "detail": ""}  # fmt: skip
+    given: dict[str, Any] = {"models": {MODEL}, "lines": ["line01", "line02"]}
+    assert found(check([row(0)], events=[STARTED], **given)) == []
+    assert found(check([row(0)], events=[STARTED, event], **given)) == [(1, "absent", 0)]
+
+
+def test_events_without_the_journals_start_are_not_all_of_them() -> None:
+    other = {**STARTED, "kind": "gpu.ready", "unit": "batcher"}
+    assert found(run([row(0)], events=[other])) == [(1, "absent", 0)]
+    assert found(run([row(0)], lines=["line01"])) == [(1, "absent", 0)]
+    assert found(run([row(0)], events=[other, STARTED], lines=["line01"])) == []
+
+
+def told(kind: str, at_ns: int, line: str = "line01") -> dict[str, Any]:
+    return {"at_ns": at_ns, "unit": f"line-{line}", "kind": kind, "subject": "", "detail": ""}
+
+
+def test_an_actuators_log_cut_in_half() -> None:
+    parts = [row(seq) for seq in range(80)]
+    cut = actuator(parts)[:30]
+    report = run(parts, actuator_log=cut)
+    assert found(report) == [(1, "unconfirmed", 30)]
+    assert report.counts["unconfirmed"] == 50
+    last_ns = parts[29].sent_at_ns
+    for kind in ("actuator.unreachable", "actuator.silent"):
+        gone = told(kind, last_ns + 400 * MS)
+        assert found(run(parts, actuator_log=cut, events=[STARTED, gone])) == []
+        other_line = told(kind, last_ns + 400 * MS, "line02")
+        before = told(kind, last_ns - S)
+        back = told("actuator.connected", last_ns + S)
+        for events in ([other_line], [before], [gone, back]):
+            report = run(parts, actuator_log=cut, events=[STARTED, *events])
+            assert [what for _, what, _ in found(report)] == ["unconfirmed"]
+
+
+def test_an_actuator_may_stop_two_seconds_before_its_line() -> None:
+    parts = [row(seq) for seq in range(60)]
+    log = actuator(parts)[:41]
+    report = run(parts, actuator_log=log)
+    assert (found(report), report.counts["unconfirmed"]) == ([], 19)
+
+
+def test_the_deadline_the_actuator_got_is_the_rows() -> None:
+    log = actuator([row(0)])
+    log[0] |= {"deadline_ns": log[0]["deadline_ns"] + 1}
+    assert found(run([row(0)], actuator_log=log)) == [(3, "differs", 0)]
+
+
+@pytest.mark.parametrize("name", ["due_at_ns", "deadline_at_ns"])
+def test_due_and_deadline_are_apart_by_one_constant(name: str) -> None:
+    parts = [row(0), row(1), row(2)]
+    changed = [*parts[:2], replace(parts[2], **{name: getattr(parts[2], name) + MS})]
+    assert found(run(changed, actuator_log=None)) == [(1, "due", 2)]
+    # Another plant file from the journal's second start on.
+    starts = [STARTED, {**STARTED, "at_ns": parts[2].captured_at_ns}]
+    assert found(run(changed, actuator_log=None, events=starts)) == []
+
+
+def test_all_deadlines_moved_is_not_what_the_camera_was_told() -> None:
+    moved = [
+        replace(part, due_at_ns=part.due_at_ns + S, deadline_at_ns=part.deadline_at_ns + S)
+        for part in (row(0), row(1))
+    ]
+    assert found(run(moved)) == [(1, "due", 0)]
+
+
+def test_one_model_has_one_threshold() -> None:
+    parts = [row(0), row(1), row(2, threshold=0.6)]
+    assert found(run(parts)) == [(3, "threshold", 2)]
+
+
+def batch(part: PartRow, **changes: Any) -> dict[str, Any]:
+    """The batcher's row of the batch that a part names."""
+    dispatched = part.ready_at_ns + part.queue_ns + part.window_ns
+    made = {"batch_id": part.batch_id, "epoch": 1, "gpu": part.engine, "model": part.model,
+            "size": 2, "worst_ns": 30 * MS, "queue_at_ns": part.ready_at_ns,
+            "dispatched_at_ns": dispatched, "sent_at_ns": dispatched + part.gather_ns,
+            "answered_at_ns": dispatched + part.gather_ns + part.model_ns,
+            "outcome": "ok"}  # fmt: skip
+    return {**made, **changes}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"outcome": "a row was not written, or is another's"},
+        {"size": 1},
+        {"gpu": "gpu1"},
+        {"batch_id": 8},
+        {"model": "tile@ffffffffffff"},
+        {"answered_at_ns": S + 36 * MS},
+        {"sent_at_ns": 0, "dispatched_at_ns": 0},
+    ],
+)
+def test_a_pool_answer_that_its_batch_does_not_bear_out(change: dict[str, Any]) -> None:
+    part = row(0)
+    assert found(run([part], batches=[batch(part)])) == []
+    assert found(run([part], batches=[batch(part, **change)])) == [(3, "batch", 0)]
+
+
+def test_batches_count_anew_with_each_start_of_the_batcher() -> None:
+    first, second = row(0), row(9)
+    batches = [batch(first), batch(second, epoch=2)]
+    assert found(run([first, second], batches=batches)) == []
+    assert found(run([first, second], batches=batches[:1])) == [(3, "batch", 9)]
+
+
+def test_more_parts_name_a_batch_than_it_had() -> None:
+    parts = of_line("line02", [row(0)]) + of_line("line03", [row(0, nonce=7)]) + [row(0)]
+    report = check(parts, models={MODEL}, batches=[batch(row(0))])
+    assert found(report) == [(3, "batch", 0)]
+
+
+def test_all_batches_deleted() -> None:
+    connected = {**STARTED, "unit": "batcher", "kind": "line.connected", "at_ns": S + 50 * MS}
+    report = run([row(0), row(1)], batches=[], events=[STARTED, connected])
+    assert found(report) == [(3, "batch", 0), (3, "batch", 1)]
+
+
+def test_a_killed_batcher_takes_its_last_rows_along() -> None:
+    parts = [row(seq, batch_id=seq + 1) for seq in range(40)]
+    kept = [batch(part) for part in parts if part.seq not in (5, 19)]
+    connected = {**STARTED, "unit": "batcher", "kind": "line.connected",
+                 "at_ns": parts[20].captured_at_ns}  # fmt: skip
+    report = run(parts, batches=kept, events=[STARTED, connected])
+    assert (found(report), report.counts["unproved"]) == ([(3, "batch", 5)], 1)
+    assert {what for _, what, _ in found(run(parts, batches=kept))} == {"batch"}
+    # A plant that is killed as a whole takes the very last ones.
+    last = [batch(part) for part in parts[:-1]]
+    report = run(parts, batches=last)
+    assert (found(report), report.counts["unproved"]) == ([], 1)
+    assert len(found(run(parts, batches=last[:-3]))) == 2
+
+
+def test_a_part_that_came_after_it_was_due_is_counted_apart() -> None:
+    at = row(1).captured_at_ns
+    came = uninspected(
+        1, "late", received_at_ns=at + 136 * MS, ready_at_ns=at + 136 * MS,
+        decided_at_ns=at + 136 * MS, sent_at_ns=at + 137 * MS,
+    )  # fmt: skip
+    report = run([row(0), came])
+    assert (found(report), report.counts["arrived_too_late"]) == ([], 1)
+    in_time = replace(came, received_at_ns=came.due_at_ns)
+    assert found(run([row(0), in_time])) == [(1, "late", 1)]
+
+
+def test_parts_that_no_cameras_log_shows_are_counted() -> None:
+    parts = [row(0), row(1), row(2)]
+    report = run(parts, camera_log=camera(parts)[:3])
+    assert (found(report), report.counts["unlogged"]) == ([], 2)

@@ -81,6 +81,14 @@ def test_figures() -> None:
     assert (found["ours_s"], found["triton_s"], found["ratio"]) == (0.02, 0.014, 0.7)
 
 
+def test_parts_that_came_too_late_are_not_missed() -> None:
+    late = {"verdict": "UNINSPECTED", "reason": "late", "answered_by": "failsafe"}
+    rows = [row(0), row(1, **late, received_at_ns=136 * MS, sent_at_ns=137 * MS),
+            row(2, **late, received_at_ns=135 * MS, sent_at_ns=137 * MS)]  # fmt: skip
+    figures = summarise(Evidence(parts=rows), check(rows))
+    assert (figures["missed"], figures["arrived_too_late"]) == (1, 1)
+
+
 def test_a_run_without_parts_has_figures_too() -> None:
     figures = summarise(Evidence(), check([]))
     assert figures["latency_ms"] == {"p50": None, "p95": None, "p99": None, "max": None, "n": 0}

@@ -243,6 +243,8 @@ class _Sender:
         self._clients = clients
         self._front = front
         self._with_priorities = setting.with_priorities
+        weighs = front == "least-work"
+        self._weight = {m: times[0] if weighs else 1 for m, times in wcet_of(plant).items()}
         self._outstanding = [0] * len(clients)
         self._image = triton.InferInput("image", [1, *PICTURE], "UINT8")
         self._image.set_data_from_numpy(np.full((1, *PICTURE), 51, np.uint8))
@@ -267,14 +269,15 @@ class _Sender:
             if self._errors or (stop_at_miss and self._missed):
                 break
             gpu = number % count
-            if self._front == "shortest":
+            if self._front != "round-robin":
                 gpu = min(range(count), key=lambda n: (self._outstanding[n], (n - number) % count))
             self._send_one(gpu, number, part, planned_ns)
         self._drain()
 
     def _send_one(self, gpu: int, number: int, part: Part, planned_ns: int) -> None:
+        weight = self._weight[part.model]
         with self._lock:
-            self._outstanding[gpu] += 1
+            self._outstanding[gpu] += weight
         self._sent += 1
         self._nonce.set_data_from_numpy(np.array([[number]], np.int64))
         sent_ns = time.monotonic_ns()
@@ -287,7 +290,7 @@ class _Sender:
                 mistake = "an answer carries another part's nonce"
             after_due_ns = done_ns - planned_ns - part.deadline_ns
             with self._ended:
-                self._outstanding[gpu] -= 1
+                self._outstanding[gpu] -= weight
                 self._answered += 1
                 self._client_ns += done_ns - sent_ns
                 self._latest_ns = max(self._latest_ns, after_due_ns)

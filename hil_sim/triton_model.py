@@ -2,7 +2,8 @@
 
 First come first served per model; a batch when the cap is reached or the oldest part has waited
 the queue delay. `central` is one queue over all GPUs (generous to Triton); `shortest` puts a
-join-shortest-queue client before one queue per GPU, which is what can be had of real Tritons.
+join-shortest-queue client before one queue per GPU, which is what can be had of real Tritons;
+`least-work` weighs every outstanding part by what it takes alone.
 """
 
 from __future__ import annotations
@@ -10,12 +11,12 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from hil_sim.trial_plants import Part, TrialPlant, arrivals
 
-Front = Literal["central", "shortest", "round-robin"]
+Front = Literal["central", "shortest", "least-work", "round-robin"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +43,14 @@ class Setting:
 class _Queue:
     waiting: dict[str, list[tuple[int, int, Part]]]
     free: int
-    outstanding: int = 0
+    outstanding: dict[str, int] = field(default_factory=dict)
+
+    def load(self, wcet_ns: Mapping[str, Sequence[int]], front: Front) -> int:
+        """What the client in front compares."""
+        return sum(
+            count * (wcet_ns[name][0] if front == "least-work" else 1)
+            for name, count in self.outstanding.items()
+        )
 
 
 def misses(
@@ -59,7 +67,7 @@ def misses(
         _Queue({name: [] for name in wcet_ns}, gpus if front == "central" else 1)
         for _ in range(1 if front == "central" else gpus)
     ]
-    events: list[tuple[int, int, int, Part | int]] = [
+    events: list[tuple[int, int, int, Part | tuple[str, int] | None]] = [
         (part.arrives_at_ns, next(order), -1, part) for part in parts
     ]
     turn = itertools.count()
@@ -67,13 +75,14 @@ def misses(
     while events:
         now_ns, _, number, what = heapq.heappop(events)
         if isinstance(what, Part):
-            number = _chosen(queues, front, next(turn))
+            number = _chosen(queues, front, next(turn), wcet_ns)
             level = what.urgency if setting.with_priorities else 0
             queues[number].waiting[what.model].append((level, next(order), what))
-            queues[number].outstanding += 1
-        elif what > 0:  # that many parts of a batch have ended
+            told = queues[number].outstanding
+            told[what.model] = told.get(what.model, 0) + 1
+        elif what is not None:  # a batch has ended
             queues[number].free += 1
-            queues[number].outstanding -= what
+            queues[number].outstanding[what[0]] -= what[1]
         queue = queues[number]
         while queue.free and (name := _ready(queue, wcet_ns, setting, now_ns, delay_ns)):
             size = min(setting.cap, len(wcet_ns[name]), len(queue.waiting[name]))
@@ -82,17 +91,20 @@ def misses(
             queue.free -= 1
             end_ns = now_ns + wcet_ns[name][size - 1]
             missed += sum(p.arrives_at_ns + p.deadline_ns < end_ns for _, _, p in batch)
-            heapq.heappush(events, (end_ns, next(order), number, size))
+            heapq.heappush(events, (end_ns, next(order), number, (name, size)))
         if queue.free and (arrived := [w[0][2].arrives_at_ns for w in queue.waiting.values() if w]):
             wake_ns = max(now_ns + 1, min(arrived) + delay_ns)
-            heapq.heappush(events, (wake_ns, next(order), number, 0))
+            heapq.heappush(events, (wake_ns, next(order), number, None))
     return missed
 
 
-def _chosen(queues: list[_Queue], front: Front, turn: int) -> int:
-    if front == "shortest":
+def _chosen(
+    queues: list[_Queue], front: Front, turn: int, wcet_ns: Mapping[str, Sequence[int]]
+) -> int:
+    if front in ("shortest", "least-work"):
         count = len(queues)
-        return min(range(count), key=lambda n: (queues[n].outstanding, (n - turn) % count))
+        loads = [queue.load(wcet_ns, front) for queue in queues]
+        return min(range(count), key=lambda n: (loads[n], (n - turn) % count))
     return turn % len(queues)
 
 

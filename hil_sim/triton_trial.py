@@ -4,6 +4,7 @@ Example plants on real embedded Tritons whose GPUs are emulated, open loop, N an
 procedure of Triton's user guide ("Batchers", Recommended Configuration Process): the default
 `dynamic_batching {}` first, then the largest batch and the queue delay raised step by step while
 the latency budget (here: no part after its deadline) holds; then a grid of both with priorities.
+One Triton per GPU; a client in front of them sends each part where the least work is outstanding.
 Every setting gets its largest load without a miss; beside it stands what the model of Triton in
 the scenarios' README says of the very same arrivals.
 """
@@ -45,6 +46,9 @@ GRID = tuple(
     for with_priorities in (False, True)
     for cap, delay_ms in ((8, 5.0), (8, 10.0), (4, 10.0), (8, 20.0), (4, 0.0))
 )
+FRONT: Front = "least-work"
+OTHER_FRONTS: tuple[Front, ...] = ("round-robin", "shortest")
+"""With one model, the shortest queue is the least work."""
 ABOVE = 0.7
 """Priorities and queue limits are searched down to this share of the best load so far."""
 
@@ -58,8 +62,8 @@ class Scope:
     seed: int = 1
 
 
-FULL = Scope(plant_s=380, horizon_ms=3_000)
-QUICK = Scope(plant_s=80, horizon_ms=1_500)
+FULL = Scope(plant_s=300, horizon_ms=3_000)
+QUICK = Scope(plant_s=55, horizon_ms=1_500)
 
 
 @dataclass(slots=True)
@@ -88,7 +92,7 @@ class PlantTrial:
         return max(among, key=lambda one: one.load, default=None)
 
     def measure(
-        self, step: str, setting: Setting, front: Front = "shortest", above: float = 0.0
+        self, step: str, setting: Setting, front: Front = FRONT, above: float = 0.0
     ) -> list[Cell]:
         """This setting's largest load on N and N-1 GPUs; one start of the servers for both.
 
@@ -196,7 +200,8 @@ def procedure(trial: PlantTrial, *, is_quick: bool) -> None:
     _raised(trial, "delay", (Setting(best.cap, delay_ms) for delay_ms in delays_ms))
     best = _best_setting(trial, default_cap)
     if not is_quick:
-        trial.measure("round robin", best, "round-robin")
+        for front in OTHER_FRONTS[: 2 if len(trial.plant.models) > 1 else 1]:
+            trial.measure("front", best, front)
         for setting in GRID:
             if not any(cell.setting == str(setting) for cell in trial.cells):
                 trial.measure("grid", setting, above=1.0)
@@ -223,7 +228,10 @@ def _settings(default_cap: int) -> Iterator[Setting]:
 
 def _raised(trial: PlantTrial, step: str, settings: Iterable[Setting]) -> None:
     """Raise one thing step by step until the largest load has fallen twice."""
-    best, fallen = 0.0, 0
+    best, fallen = (
+        sum(one.load / trial.plant.bound(one.gpus) for one in trial.cells if one.step == "default"),
+        0,
+    )
     for setting in settings:
         cells = trial.measure(step, setting)
         load = sum(one.load / trial.plant.bound(one.gpus) for one in cells)

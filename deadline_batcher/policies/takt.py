@@ -50,8 +50,12 @@ class Takt:
             self._saturation.arrived(part)
 
     def missed(self, part: Part, now_ns: int) -> None:
-        """A part was lost: for one longest deadline, the batch is protected, not its head."""
-        self._saturation.missed(now_ns)
+        """A part was lost: for one longest deadline, the batch is protected, not its head.
+
+        A part that a lost GPU had says nothing about the load.
+        """
+        if not part.runs:
+            self._saturation.missed(now_ns)
 
     def choose(self, board: Board, now_ns: int) -> Choice | Hold:
         """Ranks the categories by latest start; runs the first that blocks nobody."""

@@ -62,6 +62,21 @@ def test_a_second_gpu_takes_the_shorter_queue() -> None:
     assert misses(parts, WCET, 2, Setting(1, 0.0), 0) == 0
 
 
+def test_the_least_work_is_not_the_shortest_queue() -> None:
+    # 100 ms on the first GPU: all short ones fit behind each other on the second (11, 21, 31, 41);
+    # the shortest queue sends every other one behind the long one, and the last is late there.
+    wcet = {"long": (100 * MS,), "short": (10 * MS,)}
+    parts = [
+        Part(0, 500 * MS, "long", 1),
+        Part(MS, 500 * MS, "short", 1),
+        Part(2 * MS, 500 * MS, "short", 1),
+        Part(3 * MS, 40 * MS, "short", 1),
+        Part(4 * MS, 40 * MS, "short", 1),
+    ]
+    assert misses(parts, wcet, 2, Setting(1, 0.0), 0, "least-work") == 0
+    assert misses(parts, wcet, 2, Setting(1, 0.0), 0, "shortest") == 1
+
+
 def test_priorities_let_the_urgent_part_go_first() -> None:
     parts = [part(0, 500, 2), part(1, 500, 2), part(2, 45, 1)]
     assert misses(parts, WCET, 1, Setting(1, 0.0), 0) == 1

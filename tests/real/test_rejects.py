@@ -327,20 +327,26 @@ def test_a_bad_hello_is_refused(bench: Bench, changes: Header, reason: str) -> N
 
 
 def test_a_skipped_seq_is_a_lost_frame(bench: Bench) -> None:
-    camera = bench.camera
+    camera, gate = bench.camera, bench.actuator
+
+    def lost(seq: int) -> list[Header]:
+        return [v for v in gate.verdicts if (v["session"], v["seq"]) == (camera.session, seq)]
+
     missing = camera.seq
     camera.seq += 1
-    bench.fence()
-    (lost,) = [
-        v for v in bench.actuator.verdicts if (v["session"], v["seq"]) == (camera.session, missing)
-    ]
-    assert (lost["verdict"], lost["reason"], lost["part_id"]) == ("UNINSPECTED", "lost", "")
+    bench.fence()  # the frame that shows the gap goes first: the lost one is said after it
+    gate.wait(lambda: lost(missing), what="verdict on the skipped frame")
+    (verdict,) = lost(missing)
+    assert (verdict["verdict"], verdict["reason"], verdict["part_id"]) == (
+        "UNINSPECTED",
+        "lost",
+        "",
+    )
     camera.tell(type="heartbeat", session=camera.session, seq=camera.seq)
     camera.seq += 1
+    gate.wait(lambda: lost(camera.seq - 1), what="verdict on the frame the heartbeat speaks of")
+    assert lost(camera.seq - 1)[0]["reason"] == "lost"
     bench.fence()
-    assert (camera.session, camera.seq - 2) in [
-        (v["session"], v["seq"]) for v in bench.actuator.verdicts if v["reason"] == "lost"
-    ]
 
 
 def test_the_most_awkward_names_are_carried_unchanged(bench: Bench) -> None:

@@ -351,6 +351,7 @@ def _keep(file: Path, here: dict[str, Any], found: dict[str, Any]) -> None:
         earlier = json.loads(file.read_text())["result"]["plants"]
         fresh = {one["plant"] for one in found["plants"]}
         found["plants"] += [one for one in earlier if one["plant"] not in fresh]
+        found["valid"] = all(one["valid"] for one in found["plants"])
     file.parent.mkdir(parents=True, exist_ok=True)
     told = {"benchmark": "triton-batcher", "machine": here, "result": found}
     file.write_text(json.dumps(told, indent=2) + "\n")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import importlib
 import json
 import os
 import platform
@@ -23,6 +24,7 @@ from typing import Any
 from appliance.cli import takt_version
 from appliance.profiler import cpu_name
 from hil_sim import scheduler_benchmark
+from hil_sim.size_benchmark import size_figures
 
 PROJECT = Path(__file__).resolve().parent.parent
 RESULTS = PROJECT / "benchmarks" / "results"
@@ -141,6 +143,13 @@ def start(options: argparse.Namespace) -> dict[str, Any]:
     return {"first_verdict_s": times_s}
 
 
+def size(options: argparse.Namespace) -> dict[str, Any]:
+    """What admission costs, and how hard the sizing proofs were tried (no plant is started)."""
+    found = size_figures(options.seconds)
+    print(json.dumps(found, indent=2))
+    return found
+
+
 def _rows(results: Path) -> Iterator[tuple[str, str]]:
     """(what, what was seen) for each result there is."""
     found = {file.stem: json.loads(file.read_text()) for file in sorted(results.glob("*.json"))}
@@ -197,14 +206,17 @@ BENCHMARKS: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
     "kills": kills,
     "start": start,
     "scheduler": scheduler,
+    "size": size,
 }
+COMMANDS = {"triton-batcher": "hil_sim.triton_trial"}
+"""Benchmarks with options of their own."""
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="takt benchmark",
         description="Measure what the README claims; results go to benchmarks/results/.",
-        epilog="example: takt benchmark kills --runs 20",
+        epilog="example: takt benchmark kills --runs 20; triton-batcher has options of its own",
     )
     names = "; ".join(f"{name}: {run.__doc__}" for name, run in BENCHMARKS.items())
     parser.add_argument("name", choices=BENCHMARKS, help=names)
@@ -219,7 +231,11 @@ def _parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit 0 measured, 1 a run gave no figures, 2 wrong use."""
-    options = _parser().parse_args(argv)
+    words = list(sys.argv[1:] if argv is None else argv)
+    if words and words[0] in COMMANDS:
+        code: int = importlib.import_module(COMMANDS[words[0]]).main(words[1:])
+        return code
+    options = _parser().parse_args(words)
     here = machine()
     print(f"{options.name}: {here}")
     try:

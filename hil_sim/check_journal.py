@@ -12,7 +12,8 @@ from typing import Any, Final
 
 from appliance.plant_errors import PlantError, load_plant
 from hil_sim.evidence import Evidence, EvidenceError, read_evidence
-from hil_sim.promise import Report, check
+from hil_sim.findings import Report
+from hil_sim.promise import check
 from hil_sim.summary import reconcile, summarise
 from lines.journal_schema import JOURNAL_FILE
 

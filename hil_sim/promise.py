@@ -7,17 +7,26 @@ and `actuator-LINE.jsonl`; without them the judgement is partial: nobody else sa
 from __future__ import annotations
 
 import itertools
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from statistics import median
-from typing import Any, Final
+from typing import Final
 
+from hil_sim.findings import (
+    Entry,
+    Finding,
+    Report,
+    costly_stage,
+    is_restart,
+    is_too_late,
+    left_at_ns,
+    of_entry,
+    of_row,
+    usual_stages_ns,
+)
 from hil_sim.provenance import constant_mistakes, pool_mistakes, provenance_mistakes
-from lines.record import STAGES, PartRow
+from lines.record import PartRow
 from lines.wire import UNINSPECTED_REASONS
 
-Entry = Mapping[str, Any]
 Key = tuple[str, str, int]  # line, session, seq
 
 SAME_PART_NS: Final = 60_000_000_000
@@ -39,54 +48,6 @@ COMPARED: Final = {
     "deadline_ns": "deadline_at_ns",
 }
 """A field of the verdict, and the row's column that must say the same."""
-FINDINGS_KEPT_MAX: Final = 10_000
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One thing that breaks a promise."""
-
-    promise: int
-    what: str
-    line: str
-    session: str
-    seq: int
-    part_id: str
-    detail: str
-    at_ns: int = 0
-
-    def __str__(self) -> str:
-        return (
-            f"promise {self.promise}: {self.what}: {self.line} seq {self.seq} "
-            f"part {self.part_id or '(none)'}: {self.detail} [session {self.session}]"
-        )
-
-
-@dataclass
-class Report:
-    """What was judged and what was found. `promises`: number → held; None: not decided.
-
-    `absent`: evidence that should be there and is not; with any, the report is partial.
-    """
-
-    is_partial: bool
-    absent: list[str] = field(default_factory=list)
-    counts: Counter[str] = field(default_factory=Counter)
-    findings: list[Finding] = field(default_factory=list)
-    found: Counter[str] = field(default_factory=Counter)
-    promises: dict[int, bool | None] = field(default_factory=dict)
-
-    @property
-    def is_clean(self) -> bool:
-        """Whether nothing was found."""
-        return not self.found
-
-    def add(self, finding: Finding) -> None:
-        """Count a finding, and keep it as far as there is room."""
-        self.found[finding.what] += 1
-        self.promises[finding.promise] = False
-        if len(self.findings) < FINDINGS_KEPT_MAX:
-            self.findings.append(finding)
 
 
 def check(
@@ -123,42 +84,6 @@ def check(
     return report
 
 
-def left_at_ns(row: PartRow) -> int:
-    """When the verdict left; where no actuator took it, when it was decided."""
-    return row.sent_at_ns or row.decided_at_ns
-
-
-def is_restart(row: PartRow) -> bool:
-    """Whether its line's process died with it: never sent, counted apart."""
-    return row.verdict == "UNINSPECTED" and row.reason == "restart"
-
-
-def is_too_late(row: PartRow) -> bool:
-    """Whether it arrived after its verdict was due: nobody could have answered it in time."""
-    return row.received_at_ns > row.due_at_ns
-
-
-def costly_stage(row: PartRow, usual_ns: Mapping[str, float]) -> tuple[str, int]:
-    """The stage that took most beyond its usual time, and that time."""
-    return max(
-        ((stage, getattr(row, f"{stage}_ns")) for stage in STAGES),
-        key=lambda item: item[1] - usual_ns.get(item[0], 0.0),
-    )
-
-
-def usual_stages_ns(parts: Iterable[PartRow]) -> dict[str, float]:
-    """Each stage's median over the parts in time."""
-    in_time = [row for row in parts if left_at_ns(row) <= row.due_at_ns and not is_restart(row)]
-    if not in_time:
-        return {}
-    return {stage: median(getattr(row, f"{stage}_ns") for row in in_time) for stage in STAGES}
-
-
-def _of_row(row: PartRow, promise: int, what: str, detail: str) -> Finding:
-    at_ns = row.received_at_ns
-    return Finding(promise, what, row.line, row.session, row.seq, row.part_id, detail, at_ns)
-
-
 def _check_rows(report: Report, parts: Sequence[PartRow], models: Collection[str] | None) -> None:
     usual_ns = usual_stages_ns(parts)
     by_name: dict[tuple[str, str], list[PartRow]] = defaultdict(list)
@@ -177,21 +102,21 @@ def _check_rows(report: Report, parts: Sequence[PartRow], models: Collection[str
         elif row.owed and late_ns > 0:
             stage, took_ns = costly_stage(row, usual_ns)
             detail = f"late by {late_ns / 1e6:.3f} ms; {stage} took {took_ns / 1e6:.3f} ms"
-            report.add(_of_row(row, 1, "late", detail))
+            report.add(of_row(row, 1, "late", detail))
         for promise, what, detail in provenance_mistakes(row, models):
-            report.add(_of_row(row, promise, what, detail))
+            report.add(of_row(row, promise, what, detail))
         if row.owed and row.part_id:
             by_name[row.line, row.part_id].append(row)
         if row.nonce and row.verdict in ("PASS", "FAIL"):
             other = nonces.setdefault(row.nonce, row)
             if other is not row:
-                report.add(_of_row(row, 3, "nonce", f"the same as {other.line} seq {other.seq}"))
+                report.add(of_row(row, 3, "nonce", f"the same as {other.line} seq {other.seq}"))
     for same in by_name.values():
         same.sort(key=lambda row: row.received_at_ns)
         for first, second in itertools.pairwise(same):
             if second.received_at_ns - first.received_at_ns < SAME_PART_NS:
                 detail = f"answered at seq {first.seq} too ({first.verdict}, {second.verdict})"
-                report.add(_of_row(second, 1, "duplicate", detail))
+                report.add(of_row(second, 1, "duplicate", detail))
 
 
 def _check_sources(
@@ -210,14 +135,14 @@ def _check_sources(
         if entry["event"] == "ready" and entry.get("deadline_ms") is not None
     }
     for row, promise, what, detail in constant_mistakes(live, started, deadline_ns):
-        report.add(_of_row(row, promise, what, detail))
+        report.add(of_row(row, promise, what, detail))
     if batches is None:
         return
     for row, promise, what, detail in pool_mistakes(live, batches, events):
         if what == "unproved":
             report.counts["unproved"] += 1
         else:
-            report.add(_of_row(row, promise, what, detail))
+            report.add(of_row(row, promise, what, detail))
 
 
 def _check_presence(
@@ -331,18 +256,18 @@ def _check_camera(
 def _compare_with_frame(report: Report, row: PartRow, frame: Entry, answer: Entry) -> None:
     if not row.owed:
         report.add(
-            _of_row(row, 1, "owed", f"the camera got {answer['event']}, the row says not owed")
+            of_row(row, 1, "owed", f"the camera got {answer['event']}, the row says not owed")
         )
     if row.part_id != frame["part_id"]:
         detail = f"the camera sent part {frame['part_id']} with this seq"
-        report.add(_of_row(row, 3, "part", detail))
+        report.add(of_row(row, 3, "part", detail))
     if row.verdict in ("PASS", "FAIL"):
         if answer["event"] == "reject":
             detail = f"{row.verdict} although the frame was refused: {answer['reason']}"
-            report.add(_of_row(row, 2, "doubt", detail))
+            report.add(of_row(row, 2, "doubt", detail))
         if row.crc32c != frame.get("crc32c", row.crc32c):
             detail = f"checksum {row.crc32c:#x}, the camera sent {frame['crc32c']:#x}"
-            report.add(_of_row(row, 3, "checksum", detail))
+            report.add(of_row(row, 3, "checksum", detail))
 
 
 def _check_actuator(
@@ -364,12 +289,12 @@ def _check_actuator(
         first = seen.setdefault(key, entry)
         if first is not entry and (not entry["resent"] or (first["acted"] and entry["acted"])):
             detail = f"sent twice ({first['verdict']}, {entry['verdict']})"
-            report.add(_of_entry(entry, 1, "duplicate", detail))
+            report.add(of_entry(entry, 1, "duplicate", detail))
         row = rows.get(key)
         if row is None:
-            report.add(_of_entry(entry, 1, "unjournalled", "the actuator got it, no row has it"))
+            report.add(of_entry(entry, 1, "unjournalled", "the actuator got it, no row has it"))
         elif is_restart(row):
-            report.add(_of_row(row, 1, "restart", "was sent and journalled as never sent"))
+            report.add(of_row(row, 1, "restart", "was sent and journalled as never sent"))
         else:
             _compare_with_verdict(report, row, entry)
     return seen, end_ns
@@ -400,7 +325,7 @@ def _check_unseen(
         if row.line not in ends_ns:
             continue  # the log is not there at all: told once
         if row.sent_at_ns < ends_ns[row.line] - ON_ITS_WAY_NS:
-            report.add(_of_row(row, 1, "unseen", "the actuator never got it"))
+            report.add(of_row(row, 1, "unseen", "the actuator never got it"))
             continue
         report.counts["unconfirmed"] += 1
         is_last = row.sent_at_ns >= line_ends_ns[row.line] - LAST_WORDS_NS
@@ -413,7 +338,7 @@ def _check_unseen(
             f"{len(rows)} verdicts from this one on are in no actuator's log, which ends "
             f"{ended_s:.1f} s before the line does"
         )
-        report.add(_of_row(first, 1, "unconfirmed", detail))
+        report.add(of_row(first, 1, "unconfirmed", detail))
 
 
 def _away_ns(line: str, end_ns: int, events: Iterable[Entry]) -> list[tuple[int, int]]:
@@ -434,13 +359,6 @@ def _away_ns(line: str, end_ns: int, events: Iterable[Entry]) -> list[tuple[int,
     return spans
 
 
-def _of_entry(entry: Entry, promise: int, what: str, detail: str) -> Finding:
-    return Finding(
-        promise, what, entry["line"], entry["session"], entry["seq"], entry["part_id"], detail,
-        entry["received_at_ns"],
-    )  # fmt: skip
-
-
 def _compare_with_verdict(report: Report, row: PartRow, entry: Entry) -> None:
     differences = [
         f"{name} {entry[name]!r}, the row says {getattr(row, column)!r}"
@@ -448,7 +366,7 @@ def _compare_with_verdict(report: Report, row: PartRow, entry: Entry) -> None:
         if name in entry and entry[name] != getattr(row, column)
     ]
     if differences:
-        report.add(_of_row(row, 3, "differs", f"the actuator got {'; '.join(differences)}"))
+        report.add(of_row(row, 3, "differs", f"the actuator got {'; '.join(differences)}"))
 
 
 def _check_losses(report: Report, events: Iterable[Entry]) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from hil_sim.evidence import Evidence
-from hil_sim.promise import Report, is_restart, is_too_late, left_at_ns
+from hil_sim.findings import Report, is_restart, is_too_late, left_at_ns
 from lines.record import STAGES, PartRow
 
 ENGINES: Final = ("pool", "fallback", "failsafe")

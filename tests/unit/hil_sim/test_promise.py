@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from hil_sim.promise import Report, check
+from hil_sim.findings import Report
+from hil_sim.promise import check
 from lines.record import PartRow
 
 MS = 1_000_000

@@ -105,7 +105,7 @@ def test_a_triton_is_killed_and_the_promise_holds(run: Run) -> None:
     assert "triton-1 killed (SIGKILL" in run.out
     assert (figures["missed"], figures["lost"], figures["duplicate"]) == (0, 0, 0)
     sent = LINES * SECONDS * RATE
-    assert 0.5 * sent <= figures["parts"]["accepted"] <= figures["parts"]["owed"] <= sent
+    assert 0.9 * sent <= figures["parts"]["accepted"] <= figures["parts"]["owed"] <= sent
     assert figures["answered_by"]["pool"] > 0.5 * sent
 
 
@@ -234,7 +234,7 @@ def test_ctrl_c_in_the_middle_ends_everything_within_two_seconds(tmp_path: Path)
         assert traces(tmp_path, plant) == []
         assert visible(tmp_path) == []
         assert code == 130
-        assert took_s < 4.0  # 2 s with a machine of its own
+        assert took_s < 2.0
     finally:
         process.kill()
         process.wait()

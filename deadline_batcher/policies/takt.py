@@ -15,6 +15,7 @@ from bisect import bisect_right, insort
 from deadline_batcher.board import Board, Part
 from deadline_batcher.plan import Plan, frontier
 from deadline_batcher.policies.coming import Coming
+from deadline_batcher.policies.pace import Pace
 from deadline_batcher.policies.policy import Choice, Hold
 from deadline_batcher.policies.saturation import Saturation
 
@@ -42,6 +43,7 @@ class Takt:
         ]
         self._coming = Coming(plan)
         self._saturation = Saturation(plan, self._usable)
+        self._pace = Pace(plan, self._usable)
 
     def waits(self, part: Part) -> None:
         """Learn when each line's next part is due, and how much work arrives."""
@@ -64,8 +66,16 @@ class Takt:
         is_last = len(board.free) == 1
         held_ns: dict[int, int] = {}
         until_ns = NEVER_NS
+        pace = self._pace.of(len(board.ready))
         for start_ns, number, full in self._ranked(board, now_ns):
             size = full
+            enough, before_due_ns = pace[number]
+            entries = board.queues[number].entries
+            if len(entries) < enough:
+                ripe_ns = entries[0][0] - before_due_ns
+                if ripe_ns > now_ns and start_ns > now_ns:
+                    until_ns = min(until_ns, ripe_ns, start_ns)
+                    continue
             if is_last:
                 size = self._fitting(board, number, full, now_ns, held_ns)
                 if not size:

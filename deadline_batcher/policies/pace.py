@@ -41,7 +41,7 @@ class Pace:
             pts=[]
             for b in range(1,len(cats[n].wcet_ns)+1):
                 if self._usable[n][b]!=b: continue
-                share=((b-1)*10**15//rates[n]+cats[n].wcet_ns[b-1])*SCALE//max(spare[n],1)
+                own=cats[n].wcet_ns[b-1]; share=(max((b-1)*10**15//rates[n],own//ready)+own)*SCALE//max(spare[n],1)
                 if b>1 and share>SCALE: break
                 cost=rates[n]*cats[n].wcet_ns[b-1]//b//10**9
                 if pts and cost>=pts[-1][1]: continue
@@ -60,6 +60,7 @@ class Pace:
             if b==1: out.append((1,plan.deadline_ns(n))); continue
             own=cats[n].wcet_ns[b-1]
             other=max((cats[o].wcet_ns[sizes[o]-1] for o in N if o!=n and rates[o]),default=0)
+            other=max(other,(sum(cats[o].wcet_ns[sizes[o]-1] for o in N if o!=n and rates[o]))//ready)
             fill=(b-1)*10**15//rates[n]
             wait=max(0,min(fill,spare[n]-own-int(OTH*other)))
             out.append((b,plan.deadline_ns(n)-wait))

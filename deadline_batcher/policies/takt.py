@@ -161,11 +161,14 @@ class Takt:
             free_ns = ends[0]
             if free_ns > need_ns:
                 return False
+            wcet_ns = self._wcet[other]
+            by_then = waiting + int(self._rates[other] * max(0, free_ns - now_ns)) + 1
+            if not waiting:
+                half=min((by_then+1)//2,len(wcet_ns))
+                if free_ns + wcet_ns[half-1] > due_ns: return False
             if len(needs) == 1:
                 return True
-            wcet_ns = self._wcet[other]
             fits = max(1, bisect_right(wcet_ns, due_ns - free_ns))
-            by_then = waiting + int(self._rates[other] * max(0, free_ns - now_ns)) + 1
             ends[0] = free_ns + wcet_ns[min(by_then, fits) - 1]
             if len(ends) > 1 and ends[0] > ends[1]:
                 ends.sort()

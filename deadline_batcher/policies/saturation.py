@@ -10,7 +10,7 @@ work answered goes first, so that none starves.
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 
 from deadline_batcher.board import Board, Entry, Part
 from deadline_batcher.plan import Plan
@@ -44,6 +44,13 @@ class Saturation:
             )
             for wcet_ns, due_ns in zip(self._wcet, deadlines_ns, strict=True)
         ]
+        self._is_mixed = [len({l.deadline_ns for l in plan.lines if l.category == n}) > 1 for n in range(count)]
+        self._worth = []
+        for wcet_ns in self._wcet:
+            w = [wcet_ns[0]]
+            for b, ns in enumerate(wcet_ns, 1):
+                w.append(min(w[-1], ns // b))
+            self._worth.append(w)
         self._arrived = [1.0] * count
         self._answered = [0.0] * count
         self._forget_at_ns = 0
@@ -96,4 +103,18 @@ class Saturation:
             else:
                 high = middle - 1
         size = usable[low]
-        return size, first_for(size)
+        first = first_for(size)
+        if not self._is_mixed[number] or size == 1:
+            return size, first
+        worth = self._worth[number]
+        sums = [0]
+        for at, _, part in entries[: first + size]:
+            sums.append(sums[-1] + worth[min(bisect_right(wcet_ns, at - part.ready_at_ns - self._result_ns), len(wcet_ns))])
+        best, best_first, best_worth = size, first, sums[first + size] - sums[first]
+        other = size
+        while (other := usable[other - 1]) > 0:
+            first = first_for(other)
+            value = sums[first + other] - sums[first]
+            if value * wcet_ns[best - 1] > best_worth * wcet_ns[other - 1]:
+                best, best_first, best_worth = other, first, value
+        return best, best_first

@@ -16,6 +16,8 @@ from deadline_batcher.board import Board, Entry, Part
 from deadline_batcher.plan import Plan
 from deadline_batcher.policies.policy import Choice, Hold
 
+import os
+MULT=float(os.environ.get('MULT','2'))
 DEAR = 1.2
 """A batch is dear when a part in it takes this much more GPU time than in the best batch."""
 FORGET_NS = 1_000_000_000
@@ -112,9 +114,15 @@ class Saturation:
             sums.append(sums[-1] + worth[min(bisect_right(wcet_ns, at - part.ready_at_ns - self._result_ns), len(wcet_ns))])
         best, best_first, best_worth = size, first, sums[first + size] - sums[first]
         other = size
+        is_early = self._is_early(entries[first], size, best_worth, wcet_ns, ready_ns)
         while (other := usable[other - 1]) > 0:
             first = first_for(other)
             value = sums[first + other] - sums[first]
-            if value * wcet_ns[best - 1] > best_worth * wcet_ns[other - 1]:
-                best, best_first, best_worth = other, first, value
+            early = self._is_early(entries[first], other, value, wcet_ns, ready_ns)
+            if early > is_early: continue
+            if early < is_early or value * wcet_ns[best - 1] > best_worth * wcet_ns[other - 1]:
+                best, best_first, best_worth, is_early = other, first, value, early
         return best, best_first
+
+    def _is_early(self, entry, size, value, wcet_ns, ready_ns):
+        return size < len(wcet_ns) and entry[0] - ready_ns > MULT*wcet_ns[-1]

@@ -3,7 +3,8 @@
 In short: the category whose largest fitting batch must start first goes first; the last free GPU
 takes no batch after which what waits elsewhere, or could arrive now, finds no GPU in time; where
 the next part of a line is due soon, or the next GPU comes soon enough, a batch that would be
-dear for its size waits; once a part has been lost, full batches count more than their heads.
+dear for its size waits; fewer parts than the load needs in one batch wait for more; once a part
+has been lost, full batches count more than their heads.
 Needs: execution times, cycle times and deadlines of the lines (without cycle times it predicts
 nothing and still keeps its guarantee, which never rests on a prediction).
 """
@@ -66,15 +67,14 @@ class Takt:
         is_last = len(board.free) == 1
         held_ns: dict[int, int] = {}
         until_ns = NEVER_NS
-        pace = self._pace.of(len(board.ready))
+        enough = self._pace.for_gpus(len(board.ready))
         for start_ns, number, full in self._ranked(board, now_ns):
             size = full
-            enough, before_due_ns = pace[number]
             entries = board.queues[number].entries
-            if len(entries) < enough:
-                ripe_ns = entries[0][0] - before_due_ns
-                if ripe_ns > now_ns and start_ns > now_ns:
-                    until_ns = min(until_ns, ripe_ns, start_ns)
+            if len(entries) < enough[number].size:
+                ripe_ns = entries[0][0] - enough[number].before_due_ns
+                if ripe_ns > now_ns:
+                    until_ns = min(until_ns, ripe_ns)
                     continue
             if is_last:
                 size = self._fitting(board, number, full, now_ns, held_ns)
@@ -164,8 +164,10 @@ class Takt:
             wcet_ns = self._wcet[other]
             by_then = waiting + int(self._rates[other] * max(0, free_ns - now_ns)) + 1
             if not waiting:
-                half=min((by_then+1)//2,len(wcet_ns))
-                if free_ns + wcet_ns[half-1] > due_ns: return False
+                # Parts come until then: half of them are what one batch must carry.
+                half = min((by_then + 1) // 2, len(wcet_ns))
+                if free_ns + wcet_ns[half - 1] > due_ns:
+                    return False
             if len(needs) == 1:
                 return True
             fits = max(1, bisect_right(wcet_ns, due_ns - free_ns))

@@ -79,7 +79,7 @@ def test_the_wait_leaves_time_for_the_longest_batch_of_others_and_the_margins() 
 
 
 def test_a_profile_without_gain_is_not_waited_for() -> None:
-    # 18 of 14 ms and 20 of 20 are 2.29 of 1.9 GPUs. Pairs of the first are 0.86; of the second 0.995.
+    # 18 in 14 ms and 20 in 20 are 2.29 of 1.9 GPUs. In pairs the first is 0.86, the second 0.995.
     flat = (20 * MS, round(39.8 * MS), round(59.6 * MS))
     told = plan([AFFINE, flat], 2, [(0, 14, 150), (1, 20, 300)])
     assert [one.size for one in enough(told, 2)] == [2, 1]

@@ -164,3 +164,20 @@ def test_at_saturation_a_full_batch_of_loose_parts_goes_first() -> None:
     assert runs(commands) == [(0, 16)]
     members = next(one for one in commands if isinstance(one, m.RunBatch)).parts
     assert {member.key.line for member in members} == {1}
+
+
+def test_at_saturation_the_batch_worth_most_for_its_time_goes_not_the_largest() -> None:
+    scheduler = pool(plan([AFFINE], 1, [(0, 1000, 60), (0, 1000, 600)]))
+    put(scheduler, 1, 0, 0, 600)
+    put(scheduler, 0, 0, 0, 35)
+    tick(scheduler, 17.001)
+    for part in range(1, 8):
+        put(scheduler, 1, part, 17.1, 168)
+    for part in range(1, 7):
+        put(scheduler, 0, part, 17.2, 67)
+    # Seven that are due at 168 are worth 7 · 6.75 in 54 ms. Six that are due at 67, for which
+    # seven would be late, are worth all of their 48: no batch of theirs could be cheaper.
+    commands = scheduler.handle(m.BatchDone(1, 0), 18 * MS)
+    assert runs(commands) == [(0, 6)]
+    members = next(one for one in commands if isinstance(one, m.RunBatch)).parts
+    assert {member.key.line for member in members} == {0}

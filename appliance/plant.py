@@ -105,6 +105,16 @@ class FallbackSection(Section):
     warm_every_ms: Milliseconds = 1000
 
 
+class HostSection(Section):
+    """`[host]`: cores kept for lines and batcher, and the real-time class of their loops.
+
+    realtime_priority: of SCHED_FIFO, 0 for the ordinary class. cores: empty for any.
+    """
+
+    realtime_priority: int = Field(default=0, ge=0, le=90)
+    cores: list[Annotated[int, Field(ge=0, le=4095)]] = Field(default=[], max_length=1024)
+
+
 Percent = Annotated[float, Field(gt=0, le=100, allow_inf_nan=False)]
 
 
@@ -211,6 +221,7 @@ class Plant(Section):
     fallback: FallbackSection = FallbackSection()
     limits: LimitsSection = LimitsSection()
     monitor: MonitorSection = MonitorSection()
+    host: HostSection = HostSection()
     model: list[ModelSection] = Field(min_length=1, max_length=64)
     line: list[LineSection] = Field(min_length=1, max_length=500)
     folder: Path = Field(default=Path(), exclude=True)

@@ -191,9 +191,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         part = self.parts[refusal.key]
         assert part.state == "open"
         assert refusal.key not in self.parts_running()
-        working = [place for place in self.places if place.is_ready] or [Place()]
-        needed_ns = min(place.wcet_ns(part.category, 1, self.now_ns) for place in working)
-        needed_ns += PLAN.result_ns
+        needed_ns = self.needed_ns(part.category)
         match refusal.reason:
             case "infeasible" | "late":
                 assert self.now_ns + needed_ns > part.pool_due_at_ns, "refused with slack left"
@@ -204,6 +202,12 @@ class SchedulerMachine(RuleBasedStateMachine):
             case other:
                 raise AssertionError(other)
         part.state = "refused"
+
+    def needed_ns(self, category: int) -> int:
+        """What one part needs on the best GPU that is READY; the profile's time if none is."""
+        working = [place for place in self.places if place.is_ready] or [Place()]
+        wcet_ns = min(place.wcet_ns(category, 1, self.now_ns) for place in working)
+        return wcet_ns + PLAN.result_ns
 
     def judge_suspect(self, suspect: m.SuspectGpu) -> None:
         place = self.places[suspect.gpu]
@@ -289,8 +293,9 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.pass_until(batch.worst_end_at_ns + late_ms * MS)
             self.batch_done(gpu, 0)
 
-    @rule(gpu=GPU, times=st.integers(1, 3), late_ms=st.integers(1, 3))
+    @rule(gpu=GPU, times=st.integers(1, 4), late_ms=st.integers(1, 3))
     def one_gpu_overruns(self, gpu: int, times: int, late_ms: int) -> None:
+        self.all_are_ready()
         for _ in range(times):
             for _ in range(GPUS):  # the other is busy too, or would have the work
                 self.tight_part_ready(0, 4)
@@ -335,6 +340,14 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.places[gpu].is_ready, self.places[gpu].state = False, "DRAINING"
         self.feed(m.GpuDrained(gpu))
 
+    @rule(gpu=GPU, is_fault=st.booleans())
+    def gpu_doubted(self, gpu: int, is_fault: bool) -> None:
+        place = self.places[gpu]
+        was_void = place.is_void
+        self.feed(m.GpuDoubted(gpu, is_fault))
+        place.is_ready = False
+        place.is_void = was_void or is_fault  # a mere doubt leaves the batch its parts
+
     @rule(gpu=GPU)
     def golden_wanted(self, gpu: int) -> None:
         self.places[gpu].is_golden_wanted = True
@@ -347,6 +360,12 @@ class SchedulerMachine(RuleBasedStateMachine):
             place.is_golden_out = False
             self.feed(m.GoldenDone(gpu, ok))
             assert ok or self.scheduler.snapshot().gpu_states[gpu] != "READY"
+
+    def all_are_ready(self) -> None:
+        for gpu in range(GPUS):
+            self.batch_done(gpu, 0)
+            self.golden_done(gpu, True)
+            self.gpu_ready(gpu)
 
     # --- time -------------------------------------------------------------------------------
 
@@ -398,18 +417,29 @@ class SchedulerMachine(RuleBasedStateMachine):
         for place, state in zip(self.places, snapshot.gpu_states, strict=True):
             assert place.is_ready == (state == "READY")
 
+    @invariant()
+    def no_wake_up_is_lost(self) -> None:
+        """It is there by the instant at which something waiting is late, or running overdue."""
+        running = self.parts_running()
+        needed_at_ns = [
+            part.pool_due_at_ns - self.needed_ns(part.category) + 1
+            for key, part in self.parts.items()
+            if part.state == "open" and key not in running
+        ]
+        needed_at_ns += [
+            place.call.worst_end_at_ns + PLAN.grace_ns
+            for place in self.places
+            if place.call is not None and not self.is_overdue(place)
+        ]
+        wakeup_ns = self.scheduler.wakeup_at_ns()
+        assert not needed_at_ns or (wakeup_ns is not None and wakeup_ns <= min(needed_at_ns))
+
     def teardown(self) -> None:
         """Once the pool answers what it has, is ready and time passes, every part has its end."""
-        for gpu in range(GPUS):
-            self.batch_done(gpu, 0)
-            self.golden_done(gpu, True)
-            self.gpu_ready(gpu)
+        self.all_are_ready()
         for _ in range(200):
             self.pass_until(self.now_ns + PLAN.grace_ns)
-            for gpu in range(GPUS):
-                self.batch_done(gpu, 0)
-                self.golden_done(gpu, True)
-                self.gpu_ready(gpu)
+            self.all_are_ready()
             if self.scheduler.is_empty:
                 break
         self.pass_until(self.now_ns + FAR_NS)

@@ -40,7 +40,7 @@ class Overruns(NamedTuple):
     def and_one(self, took_ns: int, wcet_ns: int, now_ns: int) -> Overruns:
         """After one more: a batch took `took_ns` where the profile says `wcet_ns` at worst."""
         seen_permille = -(-took_ns * (1000 + MARGIN_PERMILLE) // wcet_ns) - 1000
-        inflation_permille = max(self.inflation_permille, min(seen_permille, MOST_PERMILLE))
+        inflation_permille = min(seen_permille, MOST_PERMILLE)  # longer than inflated before
         recent_at_ns = (*(at for at in self.recent_at_ns if _is_recent(at, now_ns)), now_ns)
         return Overruns(inflation_permille, now_ns, recent_at_ns[-KEPT_MAX:])
 

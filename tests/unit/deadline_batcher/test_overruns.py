@@ -9,7 +9,7 @@ import pytest
 
 from deadline_batcher import messages as m
 from deadline_batcher.overrun import KEPT_MAX, NO_OVERRUNS, Overruns, inflated
-from deadline_batcher.plan import Category, Plan, PolicySpec
+from deadline_batcher.plan import Category, LineTiming, Plan, PolicySpec
 from deadline_batcher.policies import POLICIES
 from deadline_batcher.scheduler import Scheduler
 
@@ -92,13 +92,28 @@ def test_from_then_on_the_gpu_is_promised_with_what_was_seen_and_a_tenth() -> No
     assert batches(pool.done(30, 2)) == [(0, 3, 56.4)]
 
 
-def test_an_inflated_gpu_gets_no_more_parts_than_it_answers_in_time() -> None:
-    pool = Pool()
-    pool.put(0, 100)
+@pytest.mark.parametrize("policy", [name for name in POLICIES if name != "triton"])
+def test_an_inflated_gpu_gets_no_more_parts_than_it_answers_in_time(policy: str) -> None:
+    pool = Pool(policy=policy, learnt=(Overruns(320, 0),))
+    assert batches(pool.put(0, 14.2)) == [(0, 1, 13.2)]  # its last moment
     pool.put(1, 29)  # due at 30
     pool.put(1, 29)
     # at 12 two would end at 12 + 18.48, and 1 is for the result: one ends at 25.2
     assert batches(pool.done(12, 1)) == [(0, 1, 25.2)]
+
+
+def test_nexus_gives_a_slow_gpu_none_of_its_category_that_it_answers_late() -> None:
+    categories = tuple(Category(name, (10 * MS,), 20 * MS) for name in "ab")
+    lines = tuple(LineTiming(number, 12 * MS, 40 * MS) for number in (0, 1))  # a GPU for each
+    plan = Plan(categories, 2, MS, MS, 30 * MS, 64, PolicySpec("nexus"), lines)
+    core = Scheduler(plan, 0, (NO_OVERRUNS, Overruns(320, 0)))
+    for gpu in (0, 1):
+        core.handle(m.GpuReady(gpu), 0)
+    assert core.handle(m.PartReady(m.PartKey(0, 1), 0, 0, 14 * MS), 0) == ()
+    assert core.handle(m.TimeReached(), 3 * MS + 1) == (m.RefusePart(m.PartKey(0, 1), "late"),)
+    (run,) = core.handle(m.PartReady(m.PartKey(0, 2), 0, 4 * MS, 19 * MS), 4 * MS)
+    assert isinstance(run, m.RunBatch)
+    assert (run.gpu, run.worst_end_at_ns) == (1, 17_200_000)
 
 
 def test_where_the_pool_has_no_other_gpu_a_part_is_late_by_the_inflated_time() -> None:

@@ -301,6 +301,8 @@ class SchedulerMachine(RuleBasedStateMachine):
                 self.tight_part_ready(0, 4)
             self.batch_done(1 - gpu, 0)
             self.batch_done_late(gpu, late_ms)
+        for _ in range(GPUS):  # the first for the other GPU, the second too tight for this one
+            self.tight_part_ready(0, 0)
 
     @rule(gpu=GPU, is_gpu_fault=st.booleans())
     def batch_failed(self, gpu: int, is_gpu_fault: bool) -> None:

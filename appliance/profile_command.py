@@ -19,7 +19,7 @@ from rich.table import Table
 from appliance.plant import Plant
 from appliance.plant_errors import PlantError, load_plant
 from appliance.processes import answers
-from appliance.profile_provenance import mismatches, profile_files
+from appliance.profile_provenance import TIME_SHARING, mismatches, profile_files
 from appliance.profile_runs import ProfilerError
 from appliance.profile_statistics import SHARE, confidence_of
 from appliance.profiler import FULL, SHORT, Effort, measure
@@ -124,6 +124,11 @@ def _profiles(plant: Plant) -> list[Profile]:
 def profile_lines(profile: Profile) -> list[str]:
     """What a profile's table does not say: how sure, how endpoints add up, what is odd."""
     told = [f"{profile.model} on the {profile.engine} ({profile.origin}): {profile.rule}"]
+    scheduling = profile.provenance.scheduling
+    if scheduling not in ("", TIME_SHARING):
+        told.append(
+            f"  measured under {scheduling}: it holds only where servers and lines run so, too"
+        )
     least = min(
         (
             one.samples
@@ -155,7 +160,9 @@ def profile_lines(profile: Profile) -> list[str]:
             f"  advice only: by a Gumbel fit one run in a million takes {advice / 1e6:.2f} ms"
         )
     for size, mib in profile.gpu_memory_mib.items():
-        told.append(f"  GPU memory in use at size {size}: {mib} MiB")
+        before = f", {profile.gpu_memory_idle_mib} before" if profile.gpu_memory_idle_mib else ""
+        of = f" of {profile.gpu_memory_total_mib}" if profile.gpu_memory_total_mib else ""
+        told.append(f"  GPU memory in use at size {size}: {mib}{of} MiB{before}")
     return [*told, *(f"  {note}" for note in profile.notes)]
 
 

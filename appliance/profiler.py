@@ -20,6 +20,7 @@ from appliance.profile_provenance import cpu_name, mismatches, profile_files, pr
 from appliance.profile_runs import (
     Endpoint,
     Golden,
+    GpuMemory,
     OnProgress,
     ProfilerError,
     Warm,
@@ -134,7 +135,7 @@ class _Measurement:
             afresh=effort.afresh or not effort.is_full,
         )
         self.notes: list[str] = []
-        self.memory: dict[int, int] = {}
+        self.memory = GpuMemory()
         self.wanted = dict.fromkeys(model.sizes, effort.runs)
 
     def run(self) -> None:
@@ -198,7 +199,7 @@ class _Measurement:
         warm = warm_up(
             endpoint, self.model, effort.warm_runs, effort.warm_rounds_max, self.on_progress
         )
-        self.memory |= warm.gpu_memory_mib
+        self.memory = self.memory.largest(warm.memory)
         text = f"warm-up of {endpoint.name}: {warm.discarded} runs left out"
         if warm.lacking:
             text += "; not steady: " + ", ".join(
@@ -301,8 +302,9 @@ class _Measurement:
         else:
             notes.append("every size counts as used: too few runs to say which are efficient")
         notes += lifted_notes(effort.pool_basis_ns(counted))
-        if not self.memory:
+        if not self.memory.in_use_mib:
             notes.append("GPU memory: not measured, there is no GPU to ask")
+        loaded = [one.name for one in self.plant.model]
         Profile(
             model=model.name,
             engine="pool",
@@ -314,7 +316,10 @@ class _Measurement:
             measured=counted,
             conditions=self._conditions(),
             speed_up=self._speed_up(),
-            gpu_memory_mib=self.memory,
+            gpu_memory_mib=dict(self.memory.in_use_mib),
+            gpu_memory_total_mib=self.memory.total_mib,
+            gpu_memory_idle_mib=self.memory.idle_mib,
+            gpu_memory_loaded=loaded if self.memory.total_mib else [],
             notes=notes,
             provenance=provenance_of(self.plant, model, "pool"),
         ).save(profile_files(self.plant, model)["pool"])

@@ -56,6 +56,10 @@ class Provenance(BaseModel):
     threads: int = 1
     endpoints: int = 1
     sessions_busy: int = 0
+    concurrent_max: int = 0
+    """Fallback runs at once on the host while it was measured; 0 not known."""
+    scheduling: str = ""
+    """Scheduling class and priority of the measurement, its servers and sessions; "" not known."""
     measured_on: str = ""
     takt_version: str = ""
 
@@ -90,6 +94,11 @@ class Profile(BaseModel):
     """Endpoints busy together → parts a second, as a multiple of one endpoint's."""
     gpu_memory_mib: dict[int, int] = Field(default_factory=dict)
     """Batch size → GPU memory in use while it ran; empty where there was no GPU to ask."""
+    gpu_memory_total_mib: int = Field(default=0, ge=0)
+    """The GPU's memory; 0 not known."""
+    gpu_memory_idle_mib: int = Field(default=0, ge=0)
+    """In use with all of `gpu_memory_loaded` loaded, before this model's first batch."""
+    gpu_memory_loaded: list[str] = Field(default_factory=list)
     notes: list[str] = Field(default_factory=list)
     source: str = ""
     """Where published figures come from."""

@@ -17,6 +17,7 @@ from appliance.plant_errors import PlantError, load_plant
 from deadline_batcher.policies import POLICIES
 from deadline_batcher.sizing.load import Load
 from hil_sim.size_evidence import Effort, look
+from hil_sim.size_fallback import cores_faults
 from hil_sim.size_judge import (
     Asked,
     Judgement,
@@ -27,9 +28,9 @@ from hil_sim.size_judge import (
     what_helps,
     worst_phases,
 )
+from hil_sim.size_memory import memory_faults
 from hil_sim.size_plant import (
     budgets_of,
-    cores_faults,
     load_of,
     load_profiles,
     refusals,
@@ -81,7 +82,8 @@ def size_plant(plant: Plant, policy: str, seed: int, on_run: Callable[[], None])
     budgets = budgets_of(plant, profiles)
     load = load_of(plant, profiles, budgets)
     refused, notes = cores_faults(plant, profiles)
-    refused = refusals(plant, load, budgets) + refused
+    too_much, more = memory_faults(plant, {name: pair.pool for name, pair in profiles.items()})
+    refused, notes = [*refusals(plant, load, budgets), *refused, *too_much], [*notes, *more]
     asked = asked_of(plant, load, policy, effort_for(len(budgets)), on_run)
     origins = {name: pair.pool.origin for name, pair in profiles.items()}
     judged: list[Judgement] = []

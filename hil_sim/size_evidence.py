@@ -12,9 +12,8 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from deadline_batcher.messages import Command, Event, GpuReady, RunBatch
+from deadline_batcher.messages import RunBatch
 from deadline_batcher.plan import Category, LineTiming, Plan, PolicySpec
-from deadline_batcher.scheduler import Scheduler
 from deadline_batcher.sizing.load import Load
 from hil_sim.policy_run import PolicyRun
 from hil_sim.scenario import Arrival
@@ -101,33 +100,11 @@ class Sight:
         return list(zip(self.parts, self.pool, self.margins_ns, strict=True))
 
 
-class _Patient(Scheduler):
-    """Never wants to be woken at the instant it was just told of.
-
-    Under a rule that is first come first served, a part that is late already may become the head
-    by a dispatch; it is refused an instant later.
-    """
-
-    now_ns = 0
-
-    def handle(self, event: Event, now_ns: int) -> tuple[Command, ...]:
-        self.now_ns = now_ns
-        return super().handle(event, now_ns)
-
-    def wakeup_at_ns(self) -> int | None:
-        at_ns = super().wakeup_at_ns()
-        return None if at_ns is None else max(at_ns, self.now_ns + 1)
-
-
 class _Watched(PolicyRun):
     """A run that also keeps every batch's end."""
 
     def __init__(self, plan: Plan, arrivals: Sequence[Arrival]) -> None:
         super().__init__(plan, arrivals)
-        if plan.policy.name == "triton":
-            self.scheduler = _Patient(plan)
-            for gpu in range(plan.gpus):
-                self.scheduler.handle(GpuReady(gpu), 0)
         self.ends_ns: dict[int, int] = {}
 
     def _answered(self, batch: RunBatch, now_ns: int) -> None:

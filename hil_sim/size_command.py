@@ -18,6 +18,7 @@ from deadline_batcher.policies import POLICIES
 from deadline_batcher.sizing.load import Load
 from hil_sim.size_evidence import Effort, look
 from hil_sim.size_fallback import cores_faults
+from hil_sim.size_helps import Help, what_helps
 from hil_sim.size_judge import (
     Asked,
     Judgement,
@@ -25,7 +26,6 @@ from hil_sim.size_judge import (
     asked_of,
     judge,
     triton,
-    what_helps,
     worst_phases,
 )
 from hil_sim.size_memory import memory_faults
@@ -39,7 +39,7 @@ from hil_sim.size_plot import Curve, write_plot
 from hil_sim.size_report import Answer, as_json, show
 
 COUNTS = 3
-"""N, N-1 and N-2."""
+"""N, N-1 and N-2 at least; as far down as the plant file tolerates."""
 PARTS_SMALL, PARTS_LARGE = 500, 2000
 LINES_SMALL = 24
 PLOT_POINTS = 9
@@ -88,14 +88,15 @@ def size_plant(plant: Plant, policy: str, seed: int, on_run: Callable[[], None])
     origins = {name: pair.pool.origin for name, pair in profiles.items()}
     judged: list[Judgement] = []
     answers: list[TritonAnswer] = []
-    helps: list[tuple[str, float]] = []
+    helps: list[Help] = []
     if not refused:
         count = len(plant.pool.endpoints)
-        judged = [judge(asked, gpus, seed) for gpus in range(count, max(0, count - COUNTS), -1)]
         lost = plant.plant.gpus_lost_tolerated
-        told = [one for one in judged if one.sights and one.gpus in (count, count - lost)]
-        answers = [triton(asked, one) for one in told]
-        helps = what_helps(asked, told[-1], judged) if told else []
+        least = max(0, count - max(COUNTS, lost + 1))
+        judged = [judge(asked, gpus, seed) for gpus in range(count, least, -1)]
+        told = [one for one in judged if one.gpus in (count, count - lost)]
+        answers = [triton(asked, one) for one in told if one.sights]
+        helps = what_helps(asked, told[-1], judged, seed)
     seconds = time.monotonic() - started
     return Answer(plant, asked, budgets, judged, answers, helps, origins, refused, notes, seconds)
 

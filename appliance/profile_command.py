@@ -22,7 +22,7 @@ from appliance.processes import answers
 from appliance.profile_provenance import TIME_SHARING, mismatches, profile_files
 from appliance.profile_runs import ProfilerError
 from appliance.profile_statistics import SHARE, confidence_of
-from appliance.profiler import FULL, SHORT, Effort, measure
+from appliance.profiler import FULL, SHORT, Effort, measure, samples_file
 from appliance.supervisor import Supervisor, SupervisorError
 from appliance.triton.fetch import embedded_server
 from appliance.triton.libpython import FetchError
@@ -193,6 +193,13 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _kept(plant: Plant) -> str:
+    kept = [str(path) for model in plant.model if (path := samples_file(plant, model)).is_file()]
+    if not kept:
+        return "nothing was measured yet"
+    return f"what is measured is kept in {', '.join(kept)}: the same command goes on with it"
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit 0 measured (or fits), 1 not, 2 wrong use, 130 after Ctrl-C."""
     parser = _parser()
@@ -227,5 +234,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"takt profile: {error}", file=sys.stderr)
         return 1
     except Stopped:
+        print("takt profile: stopped; " + _kept(plant), file=sys.stderr)
         return 130
     return 0

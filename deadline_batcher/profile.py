@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic_core import ErrorDetails
 
 from deadline_batcher.profile_shape import efficient_sizes
 
@@ -119,7 +120,7 @@ class Profile(BaseModel):
             fall_ns = self.wcet_ns[size] - self.wcet_ns[following]
             if fall_ns > 0:
                 raise ValueError(
-                    f"wcet_ns falls from size {size} to {following} by {fall_ns} ns: "
+                    f"wcet_ns falls from size {size} to {following} by {fall_ns / 1e6:g} ms: "
                     "a worst case cannot"
                 )
         strange = sorted(set(self.used) - set(sizes))
@@ -147,6 +148,10 @@ class Profile(BaseModel):
         partial.replace(path)
 
 
+def _said(item: ErrorDetails) -> str:
+    return item["msg"].removeprefix("Value error, ")
+
+
 def load_profile(path: Path) -> Profile:
     """Read a profile. Raises ProfileError with the file, what is wrong and the way out."""
     try:
@@ -155,7 +160,8 @@ def load_profile(path: Path) -> Profile:
         raise ProfileError(f"{path}: no such profile; make it with: takt profile") from None
     except ValidationError as error:
         wrong = "; ".join(
-            f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors()
+            ": ".join(filter(None, (".".join(map(str, item["loc"])), _said(item))))
+            for item in error.errors()
         )
         raise ProfileError(f"{path}: {wrong}; measure again with: takt profile") from None
 

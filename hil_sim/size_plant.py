@@ -22,7 +22,6 @@ from typing import Any
 from appliance.planning import ModelProfiles, due_budget_ns, pool_budget_ns
 from appliance.plant import LineSection, ModelSection, Plant, ms_to_ns
 from deadline_batcher.profile import Profile, ProfileError, load_profile
-from deadline_batcher.sizing.bounds import fluid_share
 from deadline_batcher.sizing.load import Load, SizedCategory, Stream, ceil_div
 from hil_sim.size_fallback import grouped, own_faults, runs_of
 
@@ -88,8 +87,11 @@ def _raw_faults(path: Path) -> Iterator[str]:
         return
     gone = sorted(set(range(1, max(told, default=1) + 1)) - set(told))
     if gone:
-        sizes = ", ".join(map(str, gone))
-        yield f"{path}: {len(gone)} batch sizes are missing: {sizes}; measure again: takt profile"
+        missing = f"{len(gone)} {'is' if len(gone) == 1 else 'are'} missing"
+        yield (
+            f"{path}: of batch sizes 1 to {max(told, default=1)}, {missing}: "
+            f"{', '.join(map(str, gone))}; measure again: takt profile"
+        )
     times = {}
     for size in sorted(told):
         value = told[size]
@@ -202,8 +204,8 @@ def refusals(plant: Plant, load: Load, budgets: list[LineBudget]) -> list[str]:
     found += own_faults(
         plant, runs_of(plant, {one.line.model: one.wcet_fallback_ns for one in budgets})
     )
-    share = fluid_share(load)
-    if not found and share > GPUS_MAX:
+    share = least_share(load)
+    if share > GPUS_MAX:
         found.append(
             f"{len(load.streams)} lines need {share:.1f} GPUs at least, "
             f"{share - GPUS_MAX:.1f} more than the {GPUS_MAX} that a pool may have"
@@ -211,22 +213,28 @@ def refusals(plant: Plant, load: Load, budgets: list[LineBudget]) -> list[str]:
     return found
 
 
+def least_share(load: Load) -> float:
+    """GPUs that no rule can do without, however long the deadlines."""
+    cheapest_ns = [
+        min(wcet_ns / size for size, wcet_ns in enumerate(category.wcet_ns, start=1))
+        for category in load.categories
+    ]
+    return sum(cheapest_ns[one.category] / one.cycle_ns for one in load.streams)
+
+
 def _too_short(plant: Plant, load: Load, budget: LineBudget) -> str:
     line = budget.line
     category = next(one for one in load.categories if one.name == line.model)
-    short_ns = category.wcet_ns[0] - budget.needed_ns
-    if short_ns <= 0:
-        return ""
     terms = budget.ends_at_ms(plant, category.wcet_ns[0])
     limit_ms, limit = line.deadline_ms, f"deadline_ms {line.deadline_ms:g}"
     if budget.needed_ns < budget.relative_ns and line.slo_p99_ms is not None:
         terms = [*terms[:3], ("output", plant.margins.output_ms)]
         limit_ms, limit = line.slo_p99_ms, f"slo_p99_ms {line.slo_p99_ms:g}"
-    behind_ms = short_ns / 1e6 - (sum(ms for _, ms in terms) - limit_ms)
-    if behind_ms > 0.001:
-        terms.append(("earlier parts that a slow fallback still has to do", behind_ms))
+    total_ms = sum(ms for _, ms in terms)
+    if total_ms - limit_ms < 1e-6:
+        return ""  # a fallback slower than its line takes more off; that is refused by itself
     told = " + ".join(f"{name} {ms:.1f}" for name, ms in terms)
     return (
-        f"{limit} is {short_ns / 1e6:.1f} ms shorter than one picture alone on an "
-        f"idle GPU needs: {told} = {sum(ms for _, ms in terms):.1f} ms"
+        f"{limit} is {total_ms - limit_ms:.1f} ms shorter than one picture alone on an "
+        f"idle GPU needs: {told} = {total_ms:.1f} ms"
     )

@@ -199,7 +199,7 @@ def test_fallbacks_that_need_more_cores_than_there_are(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        (lambda one: one["wcet_ns"].pop("2"), "1 batch sizes are missing: 2"),
+        (lambda one: one["wcet_ns"].pop("2"), "of batch sizes 1 to 4, 1 is missing: 2"),
         (lambda one: one["wcet_ns"].update({"3": 3_500_000}), "falls by 0.500 ms from size 2 to 3"),
         (lambda one: one["wcet_ns"].update({"4": float("inf")}), "size 4 is inf, not a finite"),
         (lambda one: one["wcet_ns"].pop("4"), "1 sizes short"),

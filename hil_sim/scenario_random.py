@@ -21,8 +21,11 @@ LINES: Final = (4, 40)
 GPUS: Final = (2, 6)
 ALONE_MS: Final = (2.0, 60.0)
 CAPS: Final = (4, 8, 12, 16, 24, 32)
-ROOM: Final = (1.4, 10.0)
-"""Deadline over the time of a picture alone."""
+ROOM: Final = (4.0, 15.0)
+"""Deadline over the time of a picture alone, as in the scenarios that are written down."""
+TIGHT: Final = 0.25
+"""Share of scenarios whose lines have less."""
+TIGHT_ROOM: Final = (1.4, 5.0)
 CYCLES: Final = (0.3, 1.5)
 """Cycle time over deadline, before all are scaled to the plant's load."""
 BOUND: Final = (1.3, 5.0)
@@ -70,8 +73,9 @@ def _lines(
     # On the one GPU that is left nothing else can keep a picture from waiting for another's run.
     before_ms = max(one.wcet_ms[0] for one in models) if gpus == GPUS[0] else 0.0
     least_ms = [max(10.0, 1.05 * (before_ms + one.wcet_ms[0])) for one in models]
+    room = TIGHT_ROOM if chance.random() < TIGHT else ROOM
     deadline_ms = [
-        max(least, one.wcet_ms[0] * _spread(chance, *ROOM))
+        max(least, one.wcet_ms[0] * _spread(chance, *room))
         for least, one in zip(least_ms, models, strict=True)
     ]
     cycle_ms = [one_ms * _spread(chance, *CYCLES) for one_ms in deadline_ms]

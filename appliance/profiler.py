@@ -185,6 +185,7 @@ class _Measurement:
         runs = min(TOGETHER_RUNS, self.effort.runs)
         largest = {max(self.model.sizes): runs}
         time_together(endpoints, self.model, largest, self.samples, TOGETHER, self.on_progress)
+        self._estimate_busy(warm[0].mean_ns)
         self._start(loads)
         time_together(endpoints, self.model, self.wanted, self.samples, BUSY, self.on_progress)
         self._finish(loads[0])
@@ -235,6 +236,22 @@ class _Measurement:
             f"{self.model.section.name}: at least {spoken(total_s)} from here: alone "
             f"{spoken(once_s * endpoints)}, alternating {spoken(alternating_s)}, busy "
             f"{spoken(busy_s)} or more; less what is kept already. Ctrl-C keeps what is measured"
+        )
+
+    def _estimate_busy(self, mean_ns: Mapping[int, float]) -> None:
+        """Say again how long the last condition takes: what endpoints share is known now."""
+        count = len(self.plant.pool.endpoints)
+        factor = self._speed_up().get(count, 1.0)
+        once_s = sum(
+            mean_ns[size] * (runs - self.samples.count((BUSY, "gpu0", size)))
+            for size, runs in self.wanted.items()
+            if runs > self.samples.count((BUSY, "gpu0", size))
+        ) / 1e9  # fmt: skip
+        load = FallbackLoad(self.plant, self.model.section)
+        busy_s = max(once_s * count / max(0.1, factor), load.seconds(self._rounds()))
+        self.say(
+            f"busy: at least {spoken(busy_s)} from here, for {count} endpoints at once do "
+            f"{factor:g} times the work of one; longer by what the fallbacks take of the cores"
         )
 
     def _rounds(self) -> int:

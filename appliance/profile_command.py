@@ -30,6 +30,7 @@ from appliance.units import plant_units
 from deadline_batcher.profile import Profile, ProfileError, load_profile
 
 POOL_LIMIT_S = 60.0
+WIDTH = 120
 
 
 class Stopped(Exception):  # noqa: N818 - not an error: somebody asked
@@ -86,7 +87,7 @@ def _measure(plant: Plant, effort: Effort, console: Console, stopping: threading
                 console.print(f"measuring {stage}", highlight=False)
 
         def say(text: str) -> None:
-            console.print(text, highlight=False)
+            console.print(text, highlight=False, soft_wrap=True)
 
         measure(plant, effort, on_progress, say)
 
@@ -206,7 +207,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     if options.runs < 1:
         parser.error("--runs must be at least 1")
-    console, stopping = Console(), threading.Event()
+    # Into a file, nothing is cut: the table has figures of many digits.
+    console = Console(width=None if sys.stdout.isatty() else WIDTH)
+    stopping = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stopping.set())
     try:
@@ -223,7 +226,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         profile_plant(plant, options.plant, effort, console, stopping)
         console.print(profile_table(plant))
         for profile in _profiles(plant):
-            console.print("\n".join(profile_lines(profile)), highlight=False)
+            console.print("\n".join(profile_lines(profile)), highlight=False, soft_wrap=True)
         if options.json:
             files = [path for m in plant.model for path in profile_files(plant, m).values()]
             options.json.write_text(json.dumps([json.loads(path.read_text()) for path in files]))

@@ -29,7 +29,12 @@ from appliance.profile_runs import (
     warm_up,
 )
 from appliance.profile_samples import Samples, SamplesError
-from appliance.profile_statistics import WARM_RUNS, runs_needed, statistics_of
+from appliance.profile_statistics import (
+    WARM_RUNS,
+    disturbance_notes,
+    runs_needed,
+    statistics_of,
+)
 from appliance.triton.client import CallFailed
 from appliance.triton.goldens import Goldens
 from deadline_batcher.profile import (
@@ -226,27 +231,35 @@ class _Measurement:
 
     def _estimate(self, mean_ns: Mapping[int, float], endpoints: int) -> None:
         """Say how long it will take, before it does."""
-        once_s = sum(mean_ns[size] * runs for size, runs in self.wanted.items()) / 1e9
-        others_s = sum(self.wanted.values()) * len(self.others) * mean_ns[max(mean_ns)] / 1e9
-        alternating_s = (once_s + others_s) * endpoints if self.others else 0.0
+        names = [f"gpu{number}" for number in range(endpoints)]
+        alone_s = sum(self._left_s(ALONE, name, mean_ns) for name in names)
+        alternating_s = 0.0
+        if self.others:
+            each_s = len(self.others) * mean_ns[max(mean_ns)] / 1e9  # as long as this model's
+            alternating_s = sum(self._left_s(ALTERNATING, name, mean_ns, each_s) for name in names)
         load = FallbackLoad(self.plant, self.model.section)
-        busy_s = max(once_s, load.seconds(self._rounds()))
-        total_s = once_s * endpoints + alternating_s + busy_s
+        busy_s = max(self._left_s(BUSY, names[0], mean_ns), load.seconds(self._rounds()))
         self.say(
-            f"{self.model.section.name}: at least {spoken(total_s)} from here: alone "
-            f"{spoken(once_s * endpoints)}, alternating {spoken(alternating_s)}, busy "
-            f"{spoken(busy_s)} or more; less what is kept already. Ctrl-C keeps what is measured"
+            f"{self.model.section.name}: at least {spoken(alone_s + alternating_s + busy_s)} from "
+            f"here: alone {spoken(alone_s)}, alternating {spoken(alternating_s)}, busy "
+            f"{spoken(busy_s)} or more. Ctrl-C keeps what is measured"
         )
+
+    def _left_s(
+        self, condition: str, endpoint: str, mean_ns: Mapping[int, float], each_s: float = 0.0
+    ) -> float:
+        """Seconds that the runs still wanted take, with `each_s` more for every one of them."""
+        left = {
+            size: max(0, runs - self.samples.count((condition, endpoint, size)))
+            for size, runs in self.wanted.items()
+        }
+        return sum(count * (mean_ns[size] / 1e9 + each_s) for size, count in left.items())
 
     def _estimate_busy(self, mean_ns: Mapping[int, float]) -> None:
         """Say again how long the last condition takes: what endpoints share is known now."""
         count = len(self.plant.pool.endpoints)
         factor = self._speed_up().get(count, 1.0)
-        once_s = sum(
-            mean_ns[size] * (runs - self.samples.count((BUSY, "gpu0", size)))
-            for size, runs in self.wanted.items()
-            if runs > self.samples.count((BUSY, "gpu0", size))
-        ) / 1e9  # fmt: skip
+        once_s = self._left_s(BUSY, "gpu0", mean_ns)
         load = FallbackLoad(self.plant, self.model.section)
         busy_s = max(once_s * count / max(0.1, factor), load.seconds(self._rounds()))
         self.say(
@@ -319,6 +332,7 @@ class _Measurement:
         else:
             notes.append("every size counts as used: too few runs to say which are efficient")
         notes += lifted_notes(effort.pool_basis_ns(counted))
+        notes += disturbance_notes(counted) if effort.is_full else []
         if not self.memory.in_use_mib:
             notes.append("GPU memory: not measured, there is no GPU to ask")
         loaded = [one.name for one in self.plant.model]
@@ -352,6 +366,7 @@ class _Measurement:
             rule=LARGEST_RULE,
             wcet_ns={1: round(one.max_ns * MARGIN)},
             measured={1: one},
+            notes=disturbance_notes({1: one}),
             provenance=provenance_of(self.plant, model, "fallback"),
         ).save(profile_files(self.plant, model)["fallback"])
 

@@ -16,6 +16,8 @@ from hil_sim.size_judge import Asked, Judgement, TritonAnswer
 from hil_sim.size_plant import GPUS_MAX, LineBudget
 
 FAULTS_SHOWN = 5
+PROVED = ("eager", "window")
+"""Policies that a sufficient test covers (`hil_sim.size_certify`)."""
 CLAIMS = (
     "certified or proved: holds for the rule and settings named, for any phases, with parts no "
     "closer than the cycle time, transport within its limits, batches within their worst case",
@@ -51,6 +53,18 @@ class Answer:
         wanted = set(self.needed_gpus)
         kept = {one.gpus for one in self.judged if one.fits}
         return not self.refusals and wanted <= kept
+
+
+def claims(answer: Answer) -> list[str]:
+    """What the words of the answer mean, and what is not proved."""
+    rule = answer.asked.policy
+    if rule in PROVED:
+        return list(CLAIMS)
+    return [
+        f"no proof covers the policy {rule}: all that is said of it is evidence; a plant that must "
+        f"be proved runs {' or '.join(PROVED)} with the batch caps and windows printed for it",
+        *CLAIMS,
+    ]
 
 
 def headroom(factor: float) -> float:
@@ -157,7 +171,7 @@ def as_json(answer: Answer) -> dict[str, Any]:
         "profiles": dict(answer.origins),
         "refusals": answer.refusals,
         "notes": answer.notes,
-        "claims": CLAIMS,
+        "claims": claims(answer),
         "seconds": round(answer.seconds, 2),
     }  # fmt: skip
 
@@ -180,7 +194,7 @@ def show(answer: Answer, console: Console) -> None:
     origins = ", ".join(f"{name}: {origin}" for name, origin in answer.origins.items())
     if origins:
         console.print(f"worst cases of the pool: {origins}", soft_wrap=True, highlight=False)
-    for text in CLAIMS if answer.judged else ():
+    for text in claims(answer) if answer.judged else ():
         console.print(text, style="dim", soft_wrap=True, highlight=False)
     lost = answer.plant.plant.gpus_lost_tolerated
     verdict = "[green]fits[/]" if answer.fits else "[red]does not fit[/]"

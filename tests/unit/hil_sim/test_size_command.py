@@ -129,6 +129,7 @@ def test_only_the_rule_that_a_proof_covers_is_certified(
 ) -> None:
     code, found = run(make(tmp_path), "--policy", rule)
     assert (code, found["gpus"][0]["how"]) == (0, how)
+    assert (f"no proof covers the policy {rule}" in found["claims"][0]) == (how == "evidence")
     assert found["gpus"][0]["certified"] != []
 
 

@@ -86,7 +86,7 @@ class Sight:
     margins_ns: list[int]  # least (needed - used) per line
     used_ns: list[list[int]] = field(repr=False)
     worst_line: int = 0
-    worst_at_ns: int = 0  # when the part that came closest to its due, or missed it, was captured
+    worst_at_ns: int = 0  # the latest instant at which its worst part could have been ready
 
     @property
     def missed(self) -> int:
@@ -130,7 +130,10 @@ def horizon_of(load: Load, parts_wanted: int) -> int:
     return max(int(parts_wanted / rate), PARTS_LEAST * longest_ns, DEADLINES_LEAST * slowest_ns)
 
 
-def _arrivals(load: Load, setting: Setting, phases: Phases, horizon_ns: int) -> list[Arrival]:
+def adverse_arrivals(
+    load: Load, setting: Setting, phases: Phases, horizon_ns: int
+) -> list[Arrival]:
+    """Every part of a run, in order: ready and due."""
     rng = random.Random(phases.seed)
     found = []
     for number, one in enumerate(load.streams):
@@ -158,7 +161,7 @@ def look(
     misses_max: int | None = None,
 ) -> Sight:
     """One run. Stopped early, past `misses_max`, it counts what it never saw as missed."""
-    arrivals = _arrivals(load, setting, phases, horizon_of(load, parts_wanted))
+    arrivals = adverse_arrivals(load, setting, phases, horizon_of(load, parts_wanted))
     run = _Watched(setting.plan(load, gpus), arrivals)
     outcome = run.play(misses_max)
     lines = len(load.streams)
@@ -211,7 +214,7 @@ def first_phases(load: Load, count: int, seed: int) -> list[Phases]:
     return found[:count]
 
 
-def _aimed(load: Load, sight: Sight, rng: random.Random) -> Phases:
+def aimed(load: Load, sight: Sight, rng: random.Random) -> Phases:
     """A neighbour: some lines' parts come shortly before the worst part, which then waits longer.
 
     How long before: within the longest batch, within the worst line's need, or at once.
@@ -226,7 +229,8 @@ def _aimed(load: Load, sight: Sight, rng: random.Random) -> Phases:
     lateness, turn_ns = phases.lateness, phases.turn_ns
     if rng.random() < 0.3:
         lateness, turn_ns = "bunched", sight.worst_at_ns - rng.randrange(span_ns + 1)
-    for number in rng.sample(others, rng.randint(1, max(1, min(len(others), len(starts) // 3)))):
+    count = min(len(others), rng.choice((1, 2, max(1, len(others) // 3), len(others))))
+    for number in rng.sample(others, count):
         one = load.streams[number]
         starts[number] = (sight.worst_at_ns - one.jitter_ns - rng.randrange(span_ns + 1)) % (
             one.cycle_ns
@@ -275,7 +279,7 @@ def search(
         place = 0 if step % 3 else min(1, len(sights) - 1)
         worst = sights[place]
         is_aimed = rng.random() < AIMED
-        phases = _aimed(load, worst, rng) if is_aimed else _moved(load, worst.phases, rng)
+        phases = aimed(load, worst, rng) if is_aimed else _moved(load, worst.phases, rng)
         tried = look(load, setting, gpus, phases, effort.parts)
         if tried.badness > sights[place].badness:
             sights[place] = tried

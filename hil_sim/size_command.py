@@ -50,8 +50,8 @@ PARTS_OF_ALL = 1.5
 def effort_for(lines: int) -> Effort:
     """Runs and parts that keep 12 lines under 10 s and 200 under 60 s on one slow core."""
     if lines <= LINES_SMALL:
-        return Effort(starts=8, steps=24, parts=PARTS_SMALL)
-    return Effort(starts=6, steps=8, parts=PARTS_LARGE)
+        return Effort(starts=8, steps=28, parts=PARTS_SMALL)
+    return Effort(starts=6, steps=16, parts=PARTS_LARGE)
 
 
 def _parser() -> argparse.ArgumentParser:

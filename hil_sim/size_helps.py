@@ -19,8 +19,8 @@ from hil_sim.size_plant import GPUS_MAX
 TENTH = 10
 HALVINGS = 2
 DEADLINE_STEPS = 64
-"""A deadline is sought in so many parts of the longest one, then confirmed or raised by one."""
-RAISES_MAX = 6
+"""A deadline is sought in so many parts of the longest one, then confirmed or raised by more."""
+RAISES = (0, 1, 2, 4, 8, 16, 32)
 LONGEST_FACTOR = 16
 """Deadlines are not lengthened by more than this many times the longest one."""
 
@@ -155,8 +155,8 @@ def deadline_needed(asked: Asked, judged: Judgement, trial: _Trial) -> Help:
             high = middle
         else:
             low = middle
-    for steps in range(high, high + RAISES_MAX):
-        if steps == 0 and judged.fits:
+    for steps in (high + more for more in RAISES):
+        if steps >= 0 and judged.fits:
             return Help(what, None, 0.0, True)
         if at(steps, fresh=True):
             return Help(what, None, steps * step_ns / 1e6, True)

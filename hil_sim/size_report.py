@@ -310,7 +310,7 @@ def _needed(answer: Answer, one: Help) -> str:
         return f"GPUs needed: {total} ({total - lost} of them with {lost} lost)"
     which = "deadline_ms (and slo_p99_ms where set) of all lines"
     if one.value is None:
-        return f"{on}, no longer deadline helps: the load itself is too much"
+        return f"{on}, no longer deadline was found that helps: the load itself is too much"
     if one.value > 0:
         return f"{on}, it fits with {which} {one.value:.1f} ms longer"
     return f"{on}, it still fits with {which} {-one.value:.1f} ms shorter"

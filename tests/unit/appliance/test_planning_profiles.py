@@ -11,8 +11,10 @@ import pytest
 
 from appliance.planning import PlanningError, make_plan, profiles_of
 from appliance.plant import LineSection, ModelSection, Plant, PlantSection, PoolSection
-from appliance.profile_provenance import mismatches, provenance_of
-from deadline_batcher.profile import Profile
+from appliance.profile_command import profile_lines
+from appliance.profile_provenance import mismatches, provenance_of, scheduling_class
+from appliance.start import line_settings
+from deadline_batcher.profile import Profile, load_profile
 
 MODEL = Path(__file__).resolve().parents[3] / "models" / "trial" / "brightest.onnx"
 
@@ -114,3 +116,23 @@ def test_a_published_profile_never_passes_for_one_of_this_machine(plant: Plant) 
     path.write_text(path.read_text().replace('"measured",', '"published",'))
     (said,) = mismatches(plant, plant.model[0])
     assert "published figures" in said
+
+
+def test_lines_share_the_core_groups_in_turn(plant: Plant) -> None:
+    save(plant)
+    save(plant, "fallback", sizes=1)
+    lines = [plant.line[0].model_copy(update={"id": f"l{number}"}) for number in range(5)]
+    many = plant.model_copy(update={"line": lines})
+    cores = [line_settings(many, line.id).fallback_core for line in lines]
+    assert cores == [0, 1, 2, 3, 4]
+
+
+def test_the_scheduling_class_is_stated_and_not_asked_of_a_shell(plant: Plant) -> None:
+    save(plant, scheduling="SCHED_FIFO 10")
+    save(plant, "fallback", sizes=1)
+    assert mismatches(plant, plant.model[0]) == []
+    profile = load_profile(plant.path("p.json"))
+    assert profile.provenance.scheduling == "SCHED_FIFO 10"
+    assert any("measured under SCHED_FIFO 10" in text for text in profile_lines(profile))
+    other = load_profile(plant.path("p-fallback.json"))
+    assert other.provenance.scheduling == scheduling_class()

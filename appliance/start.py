@@ -15,7 +15,7 @@ from typing import Protocol
 import zmq
 
 from appliance.batcher import Batcher, BatcherSettings
-from appliance.planning import PlanningError, make_plan, profiles_of
+from appliance.planning import PlanningError, make_plan, profiles_of, route_plan, slo_ns
 from appliance.plant import Plant, ms_to_ns
 from appliance.plant_errors import PlantError, load_plant
 from appliance.triton.endpoint import ServedModel
@@ -88,6 +88,9 @@ def line_settings(plant: Plant, line_id: str) -> LineSettings:
         slots=plant.limits.slots_per_line,
         limits=Limits(plant.limits.picture_bytes_max, plant.limits.picture_pixels_max),
         journal_backlog_s=plant.limits.journal_backlog_s,
+        route_plan=route_plan(plant, line),
+        trial_latency_ns=round(plant.route.trial_latency_share * slo_ns(plant, line)),
+        trial_bands=(plant.route.trial_band_pool, plant.route.trial_band_fallback),
     )
 
 

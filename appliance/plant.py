@@ -108,6 +108,7 @@ class RouteSection(Section):
 
     latency_share, trial_latency_share: of the line's slo_p99_ms (without one, of the time until
     its verdict must have left). hedge_share, late_share: left out, they follow from slo_pool_share.
+    shed_, rate_, suspect_: what the batcher is told for shedding (deadline_batcher/shedding.py).
     """
 
     window_ms: Milliseconds = 10_000
@@ -124,6 +125,12 @@ class RouteSection(Section):
     trial_latency_share: float = Field(default=0.85, gt=0, le=1)
     trial_band_pool: float = Field(default=0.005, ge=0, le=1)
     trial_band_fallback: float = Field(default=0.05, ge=0, le=1)
+    shed_return_after_ms: Milliseconds = 2000
+    shed_return_step_ms: MillisecondsOrZero = 250
+    rate_window_ms: Milliseconds = 10_000
+    rate_margin_share: float = Field(default=0.05, ge=0, le=1)
+    rate_peak_hold_ms: Milliseconds = 60_000
+    suspect_ms: MillisecondsOrZero = 500
 
     @model_validator(mode="after")
     def _holds_fit(self) -> RouteSection:

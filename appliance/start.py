@@ -18,6 +18,7 @@ from appliance.batcher import Batcher, BatcherSettings
 from appliance.planning import PlanningError, make_plan, profiles_of, route_plan, slo_ns
 from appliance.plant import Plant, ms_to_ns
 from appliance.plant_errors import PlantError, load_plant
+from appliance.shed_planning import shed_plan
 from appliance.triton.endpoint import ServedModel
 from appliance.triton.goldens import Goldens
 from deadline_batcher.shm import SharedMemoryError, sweep
@@ -97,8 +98,11 @@ def line_settings(plant: Plant, line_id: str) -> LineSettings:
 def batcher_settings(plant: Plant) -> BatcherSettings:
     """Resolve the batcher. Raises PlanningError or SessionError."""
     runtime = plant.path(plant.paths.runtime)
+    profiles = profiles_of(plant)
+    plan = make_plan(plant, profiles)
     return BatcherSettings(
-        plan=make_plan(plant, profiles_of(plant)),
+        plan=plan,
+        shed=shed_plan(plant, plan, profiles),
         plant_tag=plant.tag,
         lines=tuple(line.id for line in plant.line),
         models=tuple(

@@ -125,9 +125,9 @@ class Who(NamedTuple):
 
 
 ROUTES = ("POOL", "FALLBACK", "RETURNING")
-SHED_REASONS = ("", "gpus", "load", "hopeless")
+SHED_REASONS = ("", "gpus", "load", "hopeless", "start")
 """Too few GPUs for the plant file's rates; enough for those, but lines run faster; a line that
-would be late even alone on an idle GPU."""
+would be late even alone on an idle GPU; the pool has only started."""
 REFUSALS = ("infeasible", "late", "lost", "torn", "full", "wrong-answer", "shed")
 
 Message = (

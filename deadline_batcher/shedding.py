@@ -13,14 +13,14 @@ phases let so many GPUs carry) or, without that, from the plant file's own word 
 `gpus - gpus_lost_tolerated`, in proportion to the GPUs left. Parts that it lets through wrongly are
 answered by their line's fallback in time; a line to which that happens often leaves by itself.
 
-Load is what lines are *offered*, those that are off the pool included, never what the pool is given:
-to take a line off the pool lowers nothing that is counted here, so that it can neither hide an
+Load is what lines are *offered*, those that are off the pool included, never what the pool is
+given: to take a line off lowers nothing that is counted here, so that it can neither hide an
 overload nor bring the line back. A line counts at its cycle time in the plant file, or faster where
 it was measured faster, at the fastest of the last `peak_hold_ns`.
 
 Shedding is at once, the highest number first, no line more than need be. The way back is slow: a
 line returns when headroom has been held for `return_after_ns`, the others behind it one at a time,
-in reverse order. Only until the pool has carried all lines once after a start is that not waited for.
+in reverse order. That is not waited for until the pool has carried all lines once after a start.
 """
 
 from __future__ import annotations
@@ -38,6 +38,8 @@ SHARE_ONE = 1_000_000
 """One GPU, in the unit of shares and capacities."""
 SAMPLES_MAX = 256
 """Readings of one line's count that its rate is measured from, at most."""
+START_NS = 10_000_000_000
+"""A pool that has never carried all lines may take so long before its shortness is an alarm."""
 
 # --- events ---------------------------------------------------------------------------------
 
@@ -192,17 +194,18 @@ class Shedding:
         able = [line for line in plan.row if share_of(plan.load, line) is not None]
         self._row = tuple(able)
         self._hopeless = tuple(line for line in plan.row if line not in set(able))
-        self._carried = len(able)  # of the row; nothing is said before the first GPU was seen
-        self._reasons = ["" for _ in streams]
+        self._carried = 0  # of the row; nothing is said before the first GPU was seen
+        self._reasons = ["start" for _ in streams]
         self._meters = [_Meter() for _ in streams]
         self._offered: tuple[int, ...] = (0,) * len(streams)  # measured cycles, 0: the plan's
         self._gpus: int | None = None
         self._ready = 0
         self._doubted_at_ns: int | None = None
-        self._fits = len(able)
+        self._fits = 0
         self._headroom_at_ns: int | None = None  # when the next line may return
         self._was_full = False
-        self._is_short = False
+        self._is_short = self._is_short_told = False
+        self._short_at_ns: int | None = None  # when to say so
 
     # --- the interface ----------------------------------------------------------------------
 
@@ -231,7 +234,7 @@ class Shedding:
 
     def wakeup_at_ns(self) -> int | None:
         """When to send `TimeReached` if nothing else happens first."""
-        wakeups = [self._headroom_at_ns]
+        wakeups = [self._headroom_at_ns, self._short_at_ns]
         if self._doubted_at_ns is not None:
             wakeups.append(self._doubted_at_ns + self.plan.suspect_ns)
         wakeups += [
@@ -255,7 +258,7 @@ class Shedding:
         return self._gpus or 0
 
     def reason(self, line: int) -> str:
-        """Why the line is off the pool; empty if it is not."""
+        """Why the line is off the pool (`start`: it has not been on it yet); empty if it is not."""
         return self._reasons[line]
 
     # --- what is there ----------------------------------------------------------------------
@@ -343,8 +346,17 @@ class Shedding:
             step_ns = plan.return_step_ns if self._was_full else 0
             self._headroom_at_ns = now_ns + step_ns if is_more else None
         self._was_full |= self._carried == len(self._row)
-        is_short = fits < len(self._row)
-        if is_short != self._is_short:
-            self._is_short = is_short
+        self._alarm(fits < len(self._row), now_ns)
+        is_told = self._short_at_ns is not None and now_ns >= self._short_at_ns
+        if is_told or (self._is_short_told and not self._is_short):
+            self._short_at_ns, self._is_short_told = None, self._is_short
             share = self.share(self._row, self._offered)
-            commands.append(TellCapacity(is_short, gpus, fits, share))
+            commands.append(TellCapacity(self._is_short, gpus, fits, share))
+
+    def _alarm(self, is_short: bool, now_ns: int) -> None:
+        """A pool that starts is short of GPUs for a while, and that is no alarm."""
+        if is_short and not self._is_short:
+            self._short_at_ns = now_ns + (0 if self._was_full else START_NS)
+        elif not is_short:
+            self._short_at_ns = None
+        self._is_short = is_short

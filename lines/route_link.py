@@ -27,8 +27,9 @@ Tell = Callable[[str, str, str], None]
 
 def shed_reason(told: link.Carried) -> str:
     """What the batcher's admission says, for a person."""
-    carried = f"{told.gpus} GPUs carry {told.carried} of {told.lines} lines"
-    return f"{link.SHED_REASONS[told.reason]}: {carried}"
+    known = told.reason < len(link.SHED_REASONS)
+    why = link.SHED_REASONS[told.reason] if known else f"reason {told.reason}"
+    return f"{why}: {told.gpus} GPUs carry {told.carried} of {told.lines} lines"
 
 
 class RouteLink:

@@ -56,10 +56,9 @@ def offered_load(plant: Plant, plan: Plan, profiles: dict[str, ModelProfiles]) -
 def _needed_ns(plant: Plant, line: LineSection, wcet_fallback_ns: int) -> int:
     """What is left for wait and execution on the pool, at the latest transport.
 
-    A best-effort line whose fallback has no time behind the pool uses the pool until it is due.
+    A best-effort line may use the pool until its verdict is due.
     """
-    latest_ns = ms_to_ns(line.transport_max_ms)
+    is_taken_over = line.takeover == "guaranteed"
     pool_ns = pool_budget_ns(plant, line, wcet_fallback_ns)
-    is_taken_over = line.takeover == "guaranteed" or pool_ns > latest_ns
     budget_ns = pool_ns if is_taken_over else due_budget_ns(plant, line)
-    return budget_ns - latest_ns - ms_to_ns(plant.margins.result_ms)
+    return budget_ns - ms_to_ns(line.transport_max_ms + plant.margins.result_ms)

@@ -4,6 +4,7 @@ Little-endian, fixed size, first byte the kind. `hello` alone is JSON: it is rar
 Times are instants or lengths on the host's monotonic clock, in nanoseconds.
 
     line → batcher   H hello   P part   D pool_due moved   W withdrawn   B beat   O offered load
+    monitor → batcher  M doubt about a GPU
     batcher → line   R result  F refused  G beat           Q who are you (hello again)   A admission
 """
 
@@ -73,6 +74,13 @@ class OfferedLoad(NamedTuple):
     route: int
 
 
+class GpuDoubt(NamedTuple):
+    """Something beside the pool gives doubts about a GPU; `is_fault`: about every batch size."""
+
+    gpu: int
+    is_fault: bool
+
+
 class Result(NamedTuple):
     """The pool's answer for one part, and where its time went."""
 
@@ -124,6 +132,9 @@ class Who(NamedTuple):
     epoch: int
 
 
+MONITOR = "monitor"
+"""The address of the monitor at the batcher; no line may be called that."""
+
 ROUTES = ("POOL", "FALLBACK", "RETURNING")
 SHED_REASONS = ("", "gpus", "load", "hopeless", "start")
 """Too few GPUs for the plant file's rates; enough for those, but lines run faster; a line that
@@ -136,6 +147,7 @@ Message = (
     | Withdrawn
     | LineBeat
     | OfferedLoad
+    | GpuDoubt
     | Result
     | Refused
     | BatcherBeat
@@ -148,6 +160,7 @@ _FORMATS: dict[bytes, tuple[type, struct.Struct]] = {
     b"D": (PoolDue, struct.Struct("<Qq")),
     b"W": (Withdrawn, struct.Struct("<Q")),
     b"B": (LineBeat, struct.Struct("<q")),
+    b"M": (GpuDoubt, struct.Struct("<H?")),
     b"O": (OfferedLoad, struct.Struct("<qQB")),
     b"R": (Result, struct.Struct("<QQqdHIQHqqqqq")),
     b"F": (Refused, struct.Struct("<QH")),

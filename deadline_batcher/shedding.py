@@ -26,8 +26,9 @@ in reverse order. That is not waited for until the pool has carried all lines on
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from fractions import Fraction
 from typing import NamedTuple
 
 from deadline_batcher.sizing.admission import admit
@@ -141,13 +142,19 @@ def proportional(load: Load, gpus: int, lost_tolerated: int) -> tuple[int, ...]:
 
 def share_of(load: Load, line: int, cycle_ns: int = 0) -> int | None:
     """The least share of a line, at its own or at another cycle; None: late on an idle GPU."""
+    cost = _cost_of(load, line)
+    return None if cost is None else _share(cost, cycle_ns or load.streams[line].cycle_ns)
+
+
+def _cost_of(load: Load, line: int) -> Fraction | None:
+    """The least GPU time of one part of a line, in ns."""
     one = load.streams[line]
     wcet_ns = load.categories[one.category].wcet_ns
-    cost = least_cost(wcet_ns, one.needed_ns, len(wcet_ns))
-    if cost is None:
-        return None
-    period_ns = (cycle_ns or one.cycle_ns) * cost.denominator
-    return -(-cost.numerator * SHARE_ONE // period_ns)
+    return least_cost(wcet_ns, one.needed_ns, len(wcet_ns))
+
+
+def _share(cost: Fraction, cycle_ns: int) -> int:
+    return -(-cost.numerator * SHARE_ONE // (cycle_ns * cost.denominator))
 
 
 @dataclass(slots=True)
@@ -156,7 +163,6 @@ class _Meter:
 
     samples: deque[tuple[int, int]] = field(default_factory=deque)
     peaks: deque[tuple[int, int]] = field(default_factory=deque)  # (at, cycle), cycles rising
-    told_ns: int = 0
 
     def read(self, parts: int, now_ns: int, plan: ShedPlan) -> None:
         """Take a reading of the line's count."""
@@ -191,13 +197,14 @@ class Shedding:
     def __init__(self, plan: ShedPlan) -> None:
         self.plan = plan
         streams = plan.load.streams
-        able = [line for line in plan.row if share_of(plan.load, line) is not None]
-        self._row = tuple(able)
-        self._hopeless = tuple(line for line in plan.row if line not in set(able))
+        costs = {line: _cost_of(plan.load, line) for line in plan.row}
+        self._costs = {line: cost for line, cost in costs.items() if cost is not None}
+        self._row = tuple(self._costs)
+        self._hopeless = tuple(line for line in plan.row if line not in self._costs)
         self._carried = 0  # of the row; nothing is said before the first GPU was seen
         self._reasons = ["start" for _ in streams]
         self._meters = [_Meter() for _ in streams]
-        self._offered: tuple[int, ...] = (0,) * len(streams)  # measured cycles, 0: the plan's
+        self._offered: dict[int, int] = {}  # cycles of the lines that are faster than the plan
         self._gpus: int | None = None
         self._ready = 0
         self._doubted_at_ns: int | None = None
@@ -213,16 +220,18 @@ class Shedding:
         """Take one event at `now_ns`; return what to do about it, in order."""
         commands: list[ShedCommand] = []
         gpus_before = self._gpus
+        is_new_load = False
         match event:
             case GpusSeen():
                 self._gpus_seen(event, now_ns)
             case LoadSeen():
                 self._meters[event.line].read(event.parts, now_ns, self.plan)
+                is_new_load = self._measure(event.line, now_ns, commands)
             case TimeReached():
-                pass
+                for line in list(self._offered):
+                    is_new_load |= self._measure(line, now_ns, commands)
         if self._doubted_at_ns is not None and now_ns >= self._doubted_at_ns + self.plan.suspect_ns:
             self._gpus, self._doubted_at_ns = self._ready, None
-        is_new_load = self._measure(now_ns, commands)
         if self._gpus is None:
             return tuple(commands)
         if gpus_before is None:
@@ -238,7 +247,7 @@ class Shedding:
         if self._doubted_at_ns is not None:
             wakeups.append(self._doubted_at_ns + self.plan.suspect_ns)
         wakeups += [
-            meter.peaks[0][0] + self.plan.peak_hold_ns for meter in self._meters if meter.told_ns
+            self._meters[line].peaks[0][0] + self.plan.peak_hold_ns for line in self._offered
         ]
         return min((at_ns for at_ns in wakeups if at_ns is not None), default=None)
 
@@ -278,19 +287,16 @@ class Shedding:
         elif self._doubted_at_ns is None:
             self._doubted_at_ns = now_ns
 
-    def _measure(self, now_ns: int, commands: list[ShedCommand]) -> bool:
-        """Whether any line's offered load is another than before."""
-        found = []
-        for line, meter in enumerate(self._meters):
-            planned_ns = self.plan.load.streams[line].cycle_ns
-            cycle_ns = meter.cycle_ns(planned_ns, now_ns, self.plan)
-            if bool(cycle_ns) != bool(meter.told_ns):
-                commands.append(TellRate(line, cycle_ns))
-                meter.told_ns = cycle_ns
-            found.append(cycle_ns)
-        offered = tuple(found)
-        is_new, self._offered = offered != self._offered, offered
-        return is_new
+    def _measure(self, line: int, now_ns: int, commands: list[ShedCommand]) -> bool:
+        """Whether the line's offered load is another than before."""
+        planned_ns = self.plan.load.streams[line].cycle_ns
+        cycle_ns = self._meters[line].cycle_ns(planned_ns, now_ns, self.plan)
+        before_ns = self._offered.pop(line, 0)
+        if cycle_ns:
+            self._offered[line] = cycle_ns
+        if bool(cycle_ns) != bool(before_ns):
+            commands.append(TellRate(line, cycle_ns))
+        return cycle_ns != before_ns
 
     def _hopeless_lines(self) -> list[ShedCommand]:
         for line in self._hopeless:
@@ -299,27 +305,26 @@ class Shedding:
 
     # --- how many lines fit -----------------------------------------------------------------
 
-    def share(self, lines: Sequence[int], offered: Sequence[int]) -> int:
-        """What these lines need at least, in 1 / SHARE_ONE GPU, at their offered loads."""
-        load = self.plan.load
-        return sum(share_of(load, line, offered[line]) or 0 for line in lines)
+    def _share_of(self, line: int, offered: Mapping[int, int]) -> int:
+        """What a line of the row needs at least, in 1 / SHARE_ONE GPU, at its offered load."""
+        cycle_ns = offered.get(line, self.plan.load.streams[line].cycle_ns)
+        return _share(self._costs[line], cycle_ns)
 
-    def _fitting(self, gpus: int, offered: Sequence[int]) -> int:
-        """How many of the row so many GPUs carry at these loads; 0 cycles are the plan's."""
+    def _fitting(self, gpus: int, offered: Mapping[int, int]) -> int:
+        """How many of the row so many GPUs carry; offered: cycles that are not the plan's."""
         plan = self.plan
         left = plan.capacity[gpus]
         seen = 0
         for line in self._row:
-            left -= self.share((line,), offered)
+            left -= self._share_of(line, offered)
             if left < 0:
                 break
             seen += 1
         if seen == len(self._row) or not plan.tests:
             return seen
         load = plan.load
-        for line, cycle_ns in enumerate(offered):
-            if cycle_ns:
-                load = load.with_cycle(load.streams[line].name, cycle_ns)
+        for line, cycle_ns in offered.items():
+            load = load.with_cycle(load.streams[line].name, cycle_ns)
         return max(seen, len(admit(load, gpus, plan.tests).carried))
 
     # --- deciding ---------------------------------------------------------------------------
@@ -327,7 +332,7 @@ class Shedding:
     def _decide(self, gpus: int, now_ns: int, commands: list[ShedCommand]) -> None:
         plan, fits = self.plan, self._fits
         if fits < self._carried:
-            planned = self._fitting(gpus, (0,) * len(self._offered))
+            planned = self._fitting(gpus, {})
             for place in range(self._carried - 1, fits - 1, -1):
                 line = self._row[place]
                 self._reasons[line] = "gpus" if place >= planned else "load"
@@ -350,7 +355,7 @@ class Shedding:
         is_told = self._short_at_ns is not None and now_ns >= self._short_at_ns
         if is_told or (self._is_short_told and not self._is_short):
             self._short_at_ns, self._is_short_told = None, self._is_short
-            share = self.share(self._row, self._offered)
+            share = sum(self._share_of(line, self._offered) for line in self._row)
             commands.append(TellCapacity(self._is_short, gpus, fits, share))
 
     def _alarm(self, is_short: bool, now_ns: int) -> None:

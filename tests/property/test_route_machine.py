@@ -51,6 +51,7 @@ class Part:
     is_trial: bool = False
     is_trial_over: bool = False
     fallback_ok: bool = False
+    has_fallback_failed: bool = False
     is_pool_in: bool = False
 
 
@@ -126,7 +127,8 @@ class Plant(RuleBasedStateMachine):
         assert self.now_ns <= part.due_at_ns
         if decide.answered_by == "pool":
             assert part.is_pool_in
-            assert not (part.is_trial and part.fallback_ok), "a trial's answer was used"
+            is_over = self.now_ns >= part.due_at_ns - GUARD.timer_ns
+            assert not part.is_trial or part.has_fallback_failed or is_over, "a trial decided"
         if decide.answered_by == "fallback":
             assert part.fallback_ok
 
@@ -161,6 +163,7 @@ class Plant(RuleBasedStateMachine):
                 part.is_pool_in |= part.is_trial
             elif isinstance(event, g.FallbackDone):
                 self.parts[event.part].fallback_ok = event.ok
+                self.parts[event.part].has_fallback_failed = not event.ok
             self.feed(event)
         if self.now_ns >= self.next_beat_ns:
             self.next_beat_ns = self.now_ns + BEAT_NS

@@ -310,6 +310,15 @@ def test_while_returning_both_work_on_a_part_and_the_fallback_answers() -> None:
     assert feed(core, g.FallbackDone(1, True), 60) == (g.Decide(1, "fallback", ""),)
 
 
+def test_a_trial_that_waits_for_the_session_still_runs_at_once_on_the_pool() -> None:
+    core = guard()
+    feed(core, g.RouteChanged(Route.RETURNING), 0)
+    accept(core, 1, 50, 100)
+    assert accept(core, 2, 51, 101) == (trial(2, 88),)
+    feed(core, g.RouteChanged(Route.POOL), 52)
+    assert g.StartFallback(2) in feed(core, g.FallbackDone(1, True), 60)
+
+
 def test_a_trials_answer_saves_a_part_whose_fallback_fails() -> None:
     core = guard()
     feed(core, g.RouteChanged(Route.RETURNING), 0)

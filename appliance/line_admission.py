@@ -23,6 +23,7 @@ class LineAdmission:
         self._tell = tell
         self._core = sh.Shedding(plan)
         self._seen: sh.GpusSeen | None = None
+        tell("capacity.from", "pool", plan.capacity_from)
 
     @property
     def gpus_ready(self) -> int:

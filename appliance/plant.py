@@ -110,6 +110,7 @@ class RouteSection(Section):
 
     latency_share, trial_latency_share: of the line's slo_p99_ms (without one, of the time until
     its verdict must have left). hedge_share, late_share: left out, they follow from slo_pool_share.
+    capacity: the table of `takt capacity`; without one, the plant file's own word.
     shed_, rate_, suspect_: what the batcher is told for shedding (deadline_batcher/shedding.py).
     """
 
@@ -127,6 +128,7 @@ class RouteSection(Section):
     trial_latency_share: float = Field(default=0.85, gt=0, le=1)
     trial_band_pool: float = Field(default=0.005, ge=0, le=1)
     trial_band_fallback: float = Field(default=0.05, ge=0, le=1)
+    capacity: str | None = None
     shed_return_after_ms: Milliseconds = 2000
     shed_return_step_ms: MillisecondsOrZero = 250
     rate_window_ms: Milliseconds = 10_000

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from appliance.capacity import CapacityError, load_table
 from appliance.planning import ModelProfiles, due_budget_ns, pool_budget_ns
 from appliance.plant import LineSection, Plant, ms_to_ns
 from deadline_batcher.plan import Plan
@@ -16,17 +17,33 @@ def shed_plan(plant: Plant, plan: Plan, profiles: dict[str, ModelProfiles]) -> S
     """What shedding is told. Raises nothing: a plant that has a plan has this."""
     load = offered_load(plant, plan, profiles)
     told = plant.route
+    capacity, capacity_from = _capacity(plant, plan, load)
     return ShedPlan(
         load=load,
         tests=TESTS.get(plan.policy.name, ()),
-        capacity=proportional(load, plan.gpus, plant.plant.gpus_lost_tolerated),
+        capacity=capacity,
         rate_window_ns=ms_to_ns(told.rate_window_ms),
         rate_margin_permille=round(1000 * told.rate_margin_share),
         peak_hold_ns=ms_to_ns(told.rate_peak_hold_ms),
         suspect_ns=ms_to_ns(told.suspect_ms),
         return_after_ns=ms_to_ns(told.shed_return_after_ms),
         return_step_ns=ms_to_ns(told.shed_return_step_ms),
+        capacity_from=capacity_from,
     )
+
+
+def _capacity(plant: Plant, plan: Plan, load: Load) -> tuple[tuple[int, ...], str]:
+    """Capacities and how they are known. A table that does not fit stops no plant."""
+    by_word = proportional(load, plan.gpus, plant.plant.gpus_lost_tolerated)
+    told = "the plant file's word, in proportion"
+    if plant.route.capacity is None:
+        return by_word, told
+    path = plant.path(plant.route.capacity)
+    try:
+        table = load_table(path, load, plan.policy.name, plan.gpus)
+    except CapacityError as error:
+        return by_word, f"{told}, because {error}"
+    return tuple(table.capacity), f"the evidence in {path.name}"
 
 
 def offered_load(plant: Plant, plan: Plan, profiles: dict[str, ModelProfiles]) -> Load:

@@ -105,7 +105,8 @@ class ShedPlan:
     """What shedding is told. Lengths of time in nanoseconds.
 
     load: streams in the plan's order of lines. tests: the sufficient tests of what runs.
-    capacity: per number of GPUs from 0 to all, the share that they carry, in 1 / SHARE_ONE GPU.
+    capacity: per number of GPUs from 0 to all, the share that they carry, in 1 / SHARE_ONE GPU;
+    capacity_from: how that is known, for a person.
     rate_window_ns: over which rates are measured. rate_margin_permille: so much faster than the
     plant file is no other rate. suspect_ns: how long a GPU in doubt still counts.
     """
@@ -119,6 +120,7 @@ class ShedPlan:
     suspect_ns: int
     return_after_ns: int
     return_step_ns: int
+    capacity_from: str = "the plant file's word, in proportion"
 
     def __post_init__(self) -> None:
         if not self.capacity or self.capacity[0] or list(self.capacity) != sorted(self.capacity):

@@ -45,6 +45,8 @@ def made() -> tuple[LineAdmission, Links, list[tuple[str, str, str]]]:
     admission = LineAdmission(
         shed_plan(), LINES, cast(LineLinks, links), lambda *event: events.append(event)
     )
+    assert events == [("capacity.from", "pool", "the plant file's word, in proportion")]
+    events.clear()
     return admission, links, events
 
 

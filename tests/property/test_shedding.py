@@ -177,16 +177,18 @@ def test_shedding_can_neither_hide_an_overload_nor_cause_a_return(
     story.feed(sh.GpusSeen(gpus, 0))
     story.speed = [3] * len(story.speed)
     story.pass_time(30_000)
-    load = plan.load
-    for line, stream in enumerate(load.streams):
-        measured_ns = story.core._offered.get(line, 0)
-        if measured_ns:
-            assert 3 * measured_ns <= stream.cycle_ns * 2
-            load = load.with_cycle(stream.name, measured_ns)
-    expected = carried(replace(plan, load=load), gpus)
-    assert set(row) - set(story.core.shed) == expected
+    overloaded = plan.load.at(27, 10)  # a rate is measured at most a tenth too low
+    assert set(story.core.shed) >= set(row) - carried(replace(plan, load=overloaded), gpus)
+    measured = plan.load
+    for line, cycle_ns in story.core._offered.items():
+        measured = measured.with_cycle(measured.streams[line].name, cycle_ns)
+    assert set(row) - set(story.core.shed) == carried(replace(plan, load=measured), gpus)
     mark = len(story.orders)
     story.pass_time(150_000, step_ns=1 * S)  # longer than any rate is remembered
-    later = [order for _, order in story.orders[mark:]]
-    assert [order for order in later if isinstance(order, sh.UnshedLine)] == []
-    assert [o for o in later if isinstance(o, sh.TellCapacity) and not o.is_short] == []
+    for _, order in story.orders[mark:]:
+        if isinstance(order, sh.UnshedLine):
+            assert order.line in carried(replace(plan, load=overloaded), gpus)
+    is_enough = any(
+        isinstance(o, sh.TellCapacity) and not o.is_short for _, o in story.orders[mark:]
+    )
+    assert not is_enough or set(row) <= carried(replace(plan, load=overloaded), gpus)

@@ -138,14 +138,16 @@ class Story:
 def test_lines_leave_highest_number_first_and_return_in_reverse_after_a_hold(
     plan: sh.ShedPlan, events: list[tuple[int, sh.GpusSeen | tuple[int, int]]]
 ) -> None:
-    story = Story(plan)
+    row = [line for line in plan.row if sh.share_of(plan.load, line) is not None]
+    whole = sum(sh.share_of(plan.load, line) or 0 for line in row)
+    most = max(whole, plan.capacity[-1])  # it begins with all lines on the pool
+    story = Story(replace(plan, capacity=(*plan.capacity[:-1], most)))
     for ms, event in events:
         if isinstance(event, sh.GpusSeen):
             story.feed(event)
         elif event[0] < len(story.speed):
             story.speed[event[0]] = event[1]
         story.pass_time(ms)
-    row = [line for line in plan.row if sh.share_of(plan.load, line) is not None]
     on: list[int] = []
     left_at_ns: int | None = None
     was_full = not row

@@ -30,6 +30,7 @@ from appliance.triton.endpoint import (
 )
 from deadline_batcher import link
 from deadline_batcher import messages as m
+from deadline_batcher.overrun import DRAIN_WITHIN_NS
 from deadline_batcher.plan import Plan
 from deadline_batcher.shedding import ShedPlan
 from deadline_batcher.timer import Signal, Timer
@@ -193,6 +194,8 @@ class Batcher:
             now_ns = time.monotonic_ns()
             subject = f"gpu{news.gpu}"
             match news:
+                case Ready() if news.readmissions < self._endpoints[news.gpu].readmissions:
+                    pass  # drained since: this proof is not the one that brings it back
                 case Ready():
                     self._tell("gpu.ready", subject, f"epoch {news.epoch}: {news.detail}")
                     self._feed(m.GpuReady(news.gpu), now_ns)
@@ -272,7 +275,7 @@ class Batcher:
                     run.answered_at_ns,
                 ),
             )
-        self._feed(m.BatchDone(batch.batch_id, batch.gpu), now_ns)
+        self._feed(m.BatchDone(batch.batch_id, batch.gpu, run.answered_at_ns), now_ns)
 
     def _note_batch(self, run: _Run, batch: m.RunBatch, outcome: str) -> None:
         at_ns = (
@@ -343,6 +346,14 @@ class Batcher:
                 why = "fault" if command.is_fault else "overdue"
                 self._tell("gpu.suspect", f"gpu{command.gpu}", f"{command.batch_id}: {why}")
                 self._endpoints[command.gpu].doubt(command.is_fault)
+            case m.Overrun():
+                late_ms, times = command.late_ns / 1e6, 1 + command.inflation_permille / 1000
+                detail = f"{command.batch_id}: {late_ms:.1f} ms late; counted {times:.3f} times"
+                self._tell("gpu.overrun", f"gpu{command.gpu}", detail)
+            case m.DrainGpu():
+                detail = f"{command.overruns} overruns in {DRAIN_WITHIN_NS / 1e9:g} s"
+                self._tell("gpu.drained", f"gpu{command.gpu}", detail)
+                self._endpoints[command.gpu].readmit()
 
     def _run_batch(self, batch: m.RunBatch, now_ns: int) -> None:
         live = self._endpoints[batch.gpu].live

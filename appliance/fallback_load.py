@@ -35,17 +35,18 @@ class FallbackLoad:
     def __init__(self, plant: Plant, model: ModelSection) -> None:
         self._plant = plant
         self._model = model
-        self._lines = [line for line in plant.line if line.model == model.name]
+        # The number of a line chooses its core group, as in the plant.
+        self._lines = [(n, line) for n, line in enumerate(plant.line) if line.model == model.name]
         self._children: list[subprocess.Popen[str]] = []
         self._anchor_ns = 0
-        cycle_ms = min((line.cycle_time_ms for line in self._lines), default=ROUND_MIN_MS)
+        cycle_ms = min((line.cycle_time_ms for _, line in self._lines), default=ROUND_MIN_MS)
         self._round_ns = round(max(cycle_ms, ROUND_MIN_MS) * 1e6)
 
     def start(self) -> None:
         """Start the children; their first round is START_AFTER_NS from now."""
         plant = self._plant
         self._anchor_ns = time.monotonic_ns() + START_AFTER_NS
-        for number, _ in enumerate(self._lines):
+        for number, _ in self._lines:
             words = [
                 str(plant.path(self._model.fallback)),
                 str(plant.path(plant.paths.runtime)),

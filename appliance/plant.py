@@ -74,6 +74,8 @@ class PoolSection(Section):
     endpoints: list[GrpcEndpoint] = Field(min_length=1, max_length=64)
     embedded: bool = False
     emulate: str | None = None
+    gpu_memory_mib: int | None = Field(default=None, ge=1, le=10_000_000)
+    gpu_memory_headroom: float = Field(default=0.1, ge=0, lt=1, allow_inf_nan=False)
     restart_backoff_min_ms: Milliseconds = 500
     restart_backoff_max_ms: Milliseconds = 10_000
 

@@ -77,6 +77,8 @@ def line_settings(plant: Plant, line_id: str) -> LineSettings:
         fallback_path=plant.path(model.fallback),
         fallback_threads=plant.fallback.threads,
         fallback_concurrent_max=plant.fallback.concurrent_max,
+        # In turn, so that each core group has as many lines to carry as the next.
+        fallback_core=plant.line.index(line),
         wcet_fallback_ns=profiles.fallback.wcet_ns[1],
         warm_every_ns=ms_to_ns(plant.fallback.warm_every_ms),
         deadline_ns=ms_to_ns(line.deadline_ms),

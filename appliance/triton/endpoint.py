@@ -50,11 +50,12 @@ class Live:
 
 
 class Ready(NamedTuple):
-    """Goldens passed."""
+    """Goldens passed. `readmissions`: how many had been asked for when this proof began."""
 
     gpu: int
     epoch: int
     detail: str
+    readmissions: int
 
 
 class Lost(NamedTuple):
@@ -103,6 +104,8 @@ class Endpoint:
         self.gpu = gpu
         self.url = url
         self.live: Live | None = None
+        self.readmissions = 0
+        """How many were asked for. A `Ready` that knows of fewer is from before the last."""
         self._tag = plant_tag
         self._models = models
         self._news = news
@@ -125,6 +128,11 @@ class Endpoint:
         self._is_fault = self._is_fault or is_fault
         self._doubted.set()
 
+    def readmit(self) -> None:
+        """The GPU is drained: prove it as after a loss, before it is `Ready` again."""
+        self.readmissions += 1
+        self._doubted.set()
+
     def stop(self) -> None:
         """End the thread and give shared memory back."""
         self._stopping.set()
@@ -143,9 +151,10 @@ class Endpoint:
                 live = self._connect()
                 if live is None:
                     return
+                asked = self.readmissions
                 self._prove(live, is_first=self._epoch == 1)
                 self.live = live
-                self._tell(Ready(self.gpu, live.epoch, f"Triton {live.version}"))
+                self._tell(Ready(self.gpu, live.epoch, f"Triton {live.version}", asked))
                 self._watch(live)
             except (CallFailed, SharedMemoryError) as error:
                 detail = str(error)
@@ -228,16 +237,22 @@ class Endpoint:
             raise CallFailed(f"golden of {rows}: {mistake}")
 
     def _watch(self, live: Live) -> None:
+        readmitted = self.readmissions
         while not self._stopping.is_set():
             if self._doubted.wait(WATCH_EVERY_S):
                 if self._stopping.is_set():
                     return
                 is_fault, self._is_fault = self._is_fault, False
                 self._doubted.clear()
-                for model in self._models:
-                    for rows in _big_small_big(model.batch_max) if is_fault else (1,):
-                        self._golden(live, model, rows)
-                self._tell(Ready(self.gpu, live.epoch, "goldens passed again"))
+                asked = self.readmissions
+                if asked > readmitted:
+                    self._prove(live, is_first=False)
+                    readmitted = asked
+                else:
+                    for model in self._models:
+                        for rows in _big_small_big(model.batch_max) if is_fault else (1,):
+                            self._golden(live, model, rows)
+                self._tell(Ready(self.gpu, live.epoch, "goldens passed again", asked))
             counters = tuple(
                 (model.name, live.client.counters(model.name)) for model in self._models
             )

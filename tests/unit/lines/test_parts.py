@@ -33,7 +33,7 @@ def settings(**changes: Any) -> LineSettings:
         "verdicts_endpoint": "", "batcher_endpoint": "", "journal_endpoint": "",
         "keys_folder": nowhere, "runtime_folder": nowhere, "model_name": "m",
         "pool_model": ModelIdentity("", 0.5, ()), "fallback_path": nowhere, "fallback_threads": 1,
-        "fallback_concurrent_max": 1, "wcet_fallback_ns": 1, "warm_every_ns": 1,
+        "fallback_concurrent_max": 1, "fallback_core": 0, "wcet_fallback_ns": 1, "warm_every_ns": 1,
         "deadline_ns": 100 * MS, "actuation_ns": 20 * MS, "output_ns": 3 * MS, "timer_ns": 1,
         "start_ns": 1, "transport_min_ns": 0, "transport_max_ns": 0, "fail_safe": "divert",
         "inhibit_outputs": False, "slots": 4, "limits": Limits(1, 1), "journal_backlog_s": 1.0,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +18,7 @@ import zmq
 from appliance.event_journal import EventJournal
 from appliance.line_admission import LineAdmission
 from appliance.line_links import LineLinks, Offer
+from appliance.pool_rows import batch_row, triton_rows
 from appliance.triton.endpoint import (
     Endpoint,
     Live,
@@ -34,7 +35,6 @@ from deadline_batcher.overrun import DRAIN_WITHIN_NS
 from deadline_batcher.plan import Plan
 from deadline_batcher.shedding import ShedPlan
 from deadline_batcher.timer import Signal, Timer
-from fallback.session import identity
 from lines.journal_link import JournalSender
 
 POLL_MS = 50
@@ -208,20 +208,9 @@ class Batcher:
                     category = names.index(name)
                     self._note_golden(news.gpu, category, rows, sent_at_ns, answered_at_ns, mistake)
                 case Watched():
-                    self._watched(news, now_ns)
+                    for row in triton_rows(news, self.settings.endpoints[news.gpu], now_ns):
+                        self._journal.add("triton", row)
                     self._feed(m.GoldenWanted(news.gpu), now_ns)
-
-    def _watched(self, news: Watched, now_ns: int) -> None:
-        for _, counters in news.counters:
-            row = {
-                "at_ns": now_ns,
-                "gpu": f"gpu{news.gpu}",
-                "url": self.settings.endpoints[news.gpu],
-                "version": news.live.version,
-                "endpoint_epoch": news.live.epoch,
-                **asdict(counters),
-            }
-            self._journal.add("triton", row)
 
     def _take_answers(self) -> None:
         while self._answers:
@@ -302,24 +291,10 @@ class Batcher:
         self, batch_id: int, gpu: int, category: int, size: int,
         at_ns: tuple[int, int, int, int], outcome: str,
     ) -> None:  # fmt: skip
-        """One row for what a server did. at_ns: ready, dispatched, sent, answered (0: never)."""
+        worst_ns = self.settings.plan.categories[category].wcet_ns[size - 1]
         model = self.settings.models[category]
-        self._journal.add(
-            "batches",
-            {
-                "batch_id": batch_id,
-                "epoch": self._epoch,
-                "gpu": f"gpu{gpu}",
-                "model": identity(model.name, model.goldens.facts.sha256),
-                "size": size,
-                "worst_ns": self.settings.plan.categories[category].wcet_ns[size - 1],
-                "queue_at_ns": at_ns[0],
-                "dispatched_at_ns": at_ns[1],
-                "sent_at_ns": at_ns[2],
-                "answered_at_ns": at_ns[3],
-                "outcome": outcome,
-            },
-        )
+        row = batch_row(batch_id, self._epoch, gpu, model, size, worst_ns, at_ns, outcome)
+        self._journal.add("batches", row)
 
     # --- obeying the scheduler --------------------------------------------------------------
 

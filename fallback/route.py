@@ -75,7 +75,7 @@ class PartDecided(NamedTuple):
 
 
 class PoolBeat(NamedTuple):
-    """The batcher lives, and so many GPUs are READY."""
+    """The batcher lives, and so many GPUs may be counted on."""
 
     gpus_ready: int
 

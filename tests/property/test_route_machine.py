@@ -123,10 +123,12 @@ class Plant(RuleBasedStateMachine):
         assert route is self.core.route, "the route changed without a word"
 
     def pool_gets(self, part: int) -> None:
+        """A well pool answers some parts before the fallback could, and most after."""
         if self.is_batcher_dead or self.is_refusing:
             self.at(0, g.PoolRefused(part))
         elif not self.is_pool_dead and self.gpus:
-            self.at(self.pool_takes_ms * MS, g.PoolAnswered(part))
+            is_fast = part % 3 == 0 and self.pool_takes_ms <= 20
+            self.at(2 * MS if is_fast else self.pool_takes_ms * MS, g.PoolAnswered(part))
 
     def trial_over(self, number: int) -> None:
         part = self.parts[number]
@@ -196,7 +198,7 @@ class Plant(RuleBasedStateMachine):
     def time_passes(self, ms: int) -> None:
         self.pass_until(self.now_ns + ms * MS)
 
-    @rule(ms=st.sampled_from([2, 20, 20, 54, 56, 65, 75, 90]))
+    @rule(ms=st.sampled_from([20, 20, 54, 56, 65, 75, 90]))
     def the_pool_takes(self, ms: int) -> None:
         self.pool_takes_ms = ms
 

@@ -109,7 +109,8 @@ def test_a_lost_gpu_sheds_by_criticality_and_its_return_brings_them_back_in_reve
     unshed = hall.told("route.unshed", before_ns)
     assert [subject for _, subject, _ in unshed] == ["line02", "line03"]
     assert unshed[0][0] - ready_ns >= 2 * S
-    assert unshed[1][0] - unshed[0][0] >= S // 4
+    # an event is stamped when it is told, a little after its instant
+    assert unshed[1][0] - unshed[0][0] >= S // 4 - S // 100
     assert len(hall.told("capacity.enough", before_ns)) == 1
     assert max(back.values()) - ready_ns <= 10 * S
     with capsys.disabled():

@@ -83,7 +83,10 @@ class LineProcess:
         self._session.warm_up(self._warm_picture)
         self._decoder = JobThread("decode", decoding(self._slots, facts.shape), self._signal)
         locks = CoreLocks(
-            settings.runtime_folder, settings.fallback_concurrent_max, hash(segment.name) & 0xFF
+            settings.runtime_folder,
+            settings.fallback_concurrent_max,
+            hash(segment.name) & 0xFF,
+            settings.wcet_fallback_ns / 1e9,
         )
         self._fallback = JobThread("fallback", answering(self._session, locks), self._signal)
         self._guard = g.Guard(settings.guard_plan, time.monotonic_ns())

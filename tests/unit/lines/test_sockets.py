@@ -13,7 +13,7 @@ from lines.keys import AllowList, load_public, load_secret, make_client_key, mak
 from lines.sockets import KeyWatch, bind_router, start_authenticator
 
 LIMIT_MS = 10_000
-QUIET_MS = 700
+QUIET_MS = 1500
 """How long nothing must come; a handshake on the loopback takes a few milliseconds."""
 
 
@@ -80,6 +80,17 @@ def test_a_stranger_is_never_heard_and_is_told_of(door: Door) -> None:
     watch.look(time.monotonic_ns())
     assert [kind for kind, _, _ in told] == ["camera.refused"]
     assert pair[0].decode() in told[0][2]
+
+
+def test_a_dead_authenticator_lets_nobody_in(door: Door) -> None:
+    """ZeroMQ's default is the open door: encrypted, and anybody's."""
+    path = door.secrets / "cameras" / "camera-line01.key_secret"
+    door.knock(load_secret(path))
+    assert door.router.poll(LIMIT_MS), "a camera that is allowed, as long as it lives"
+    door.router.recv_multipart()
+    door.authenticator.stop()
+    door.knock(zmq.curve_keypair())
+    assert not door.router.poll(QUIET_MS), "a key that nobody allowed was let in"
 
 
 def test_the_key_of_another_role_opens_no_door(door: Door) -> None:

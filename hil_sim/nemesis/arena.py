@@ -61,9 +61,12 @@ class Ended(Exception):  # noqa: N818 - a wish, no error
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """One run. seconds: no new injection after that long under load; rate: of each line."""
+    """One run. faults: in turn; seconds: no new injection after that long under load.
 
-    fault: str
+    rate: parts per second of each line.
+    """
+
+    faults: tuple[str, ...]
     injections: int
     seconds: float
     seed: int
@@ -333,8 +336,8 @@ def run(spec: Spec) -> Result:
     """Start, hurt as often as asked (or as there is time), end and judge."""
     from hil_sim.nemesis.faults import FAULTS
 
-    fault = FAULTS[spec.fault]
-    arena, result, done = Arena(spec, fault.needs), Result(), list[Injection]()
+    needs = {need for name in spec.faults for need in FAULTS[name].needs}
+    arena, result, done = Arena(spec, tuple(sorted(needs))), Result(), list[Injection]()
     try:
         with _until_told(arena):
             arena.start()
@@ -343,9 +346,9 @@ def run(spec: Spec) -> Result:
             while len(done) < spec.injections and time.monotonic() < end_s:
                 # A random phase of every period there is: parts, beats, goldens, commits.
                 arena.pause(arena.chance.uniform(0.3, 1.3))
-                injection = Injection(spec.fault, "")
+                injection = Injection(spec.faults[len(done) % len(spec.faults)], "")
                 done.append(injection)
-                fault.inject(arena, injection)
+                FAULTS[injection.fault].inject(arena, injection)
                 if injection.back_at_ns == 0:
                     result.error = result.error or f"injection {len(done)}: not back in time"
                     break

@@ -108,12 +108,14 @@ def add_run(entry: dict[str, Any], result: dict[str, Any], seed: int) -> None:
     entry["sum"]["errors"] = entry["sum"].get("errors", 0) + bool(result["error"])
 
 
-def campaign(name: str, options: argparse.Namespace, results: dict[str, Any]) -> bool:
-    """Bring one fault to the wanted number of injections; whether nothing was broken."""
-    fault: Fault = FAULTS[name]
-    why_not = host.missing(fault.needs)
+def campaign(names: Sequence[str], options: argparse.Namespace, results: dict[str, Any]) -> bool:
+    """Bring one fault, or several in turn, to the wanted injections; whether nothing was broken."""
+    name = "+".join(names)
+    faults: list[Fault] = [FAULTS[one] for one in names]
+    why_not = host.missing(tuple(need for fault in faults for need in fault.needs))
+    what = "; ".join(fault.what for fault in faults)
     entry = results["faults"].setdefault(
-        name, {"what": fault.what, "injections": [], "runs": [], "sum": {}, "machine": machine()}
+        name, {"what": what, "injections": [], "runs": [], "sum": {}, "machine": machine()}
     )
     if why_not is not None:
         entry["skipped"] = why_not
@@ -127,7 +129,7 @@ def campaign(name: str, options: argparse.Namespace, results: dict[str, Any]) ->
         wanted = options.injections - len(entry["injections"])
         with tempfile.TemporaryDirectory(prefix="takt-nemesis-") as folder:
             spec = Spec(
-                name, wanted, options.seconds, seed, folder, options.lines, options.rate,
+                tuple(names), wanted, options.seconds, seed, folder, options.lines, options.rate,
                 options.gpus, options.deadline_ms,
             )  # fmt: skip
             began_s = time.monotonic()
@@ -159,6 +161,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("--fault", action="append", choices=FAULTS, metavar="NAME", help="only this; repeatable")
+    add("--mixed", action="store_true", help="these faults in turn, in one run of the plant")
     add("--injections", type=int, default=5, help="of each fault, earlier runs included (5)")
     add("--seconds", type=float, default=90.0, help="under load in one run of the plant (90)")
     add("--json", type=Path, default=DEFAULT_FILE, metavar="FILE", help="results, taken up again")
@@ -201,13 +204,13 @@ def main(argv: Sequence[str]) -> int:
         write_report(results, REPORT_FILE)
         print(f"written: {REPORT_FILE}")
         return 0
-    chosen = options.fault or list(FAULTS)
+    names = options.fault or list(FAULTS)
     held = True
     try:
-        for name in chosen:
+        for chosen in [names] if options.mixed else [[name] for name in names]:
             if options.fresh:
-                results["faults"].pop(name, None)
-            held = campaign(name, options, results) and held
+                results["faults"].pop("+".join(chosen), None)
+            held = campaign(chosen, options, results) and held
     except KeyboardInterrupt:
         return 130
     return 0 if held else 1

@@ -284,6 +284,8 @@ def _slow_fsync(arena: Arena, injection: Injection) -> None:
         arena.shim.tell(0, 0)
         injection.ended_at_ns = time.monotonic_ns()
     _back(arena, injection, lambda: arena.records.pool_answers(injection.ended_at_ns))
+    kinds = ("journal.slow_disk",)
+    injection.noticed_at_ns = arena.records.event_at(kinds, "", injection.at_ns)
 
 
 def _clock_step(arena: Arena, injection: Injection) -> None:

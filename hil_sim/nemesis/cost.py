@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
 from typing import Any, Final, Protocol
 
 from hil_sim.check_journal import judge
 from hil_sim.evidence import Evidence
 from hil_sim.findings import is_restart, left_at_ns
+from hil_sim.summary import quantile
 from lines.record import PartRow
 
 MISSING: Final = ("missing", "unseen", "unjournalled", "unconfirmed")
@@ -18,6 +20,7 @@ SAME_SCORE: Final = 1e-3
 ALIKE_MIN: Final = 3
 STOPPED_AFTER_NS: Final = 1_000_000_000
 """A process that goes on after a stop has this long until its queue is worked off."""
+_LATENESS: Final = re.compile(r"max ([0-9.]+) ms")
 
 
 class Hurt(Protocol):
@@ -62,6 +65,22 @@ def _is_stopped_line(row: PartRow, done: Sequence[Hurt]) -> bool:
     )
 
 
+def batch_p999_ms(batches: Iterable[Mapping[str, Any]]) -> float | None:
+    """The 99.9th percentile of a call's time, sent to answered; None without a batch."""
+    times_ms = sorted(
+        (batch["answered_at_ns"] - batch["sent_at_ns"]) / 1e6
+        for batch in batches
+        if batch["outcome"] == "ok" and batch["batch_id"] > 0
+    )
+    return round(quantile(times_ms, 0.999), 3) if times_ms else None
+
+
+def timer_late_most_ms(events: Iterable[Mapping[str, Any]]) -> float | None:
+    """How late any timer of a line or the batcher was at most; None where nobody said."""
+    said = (_LATENESS.search(str(e["detail"])) for e in events if e["kind"] == "timer.lateness")
+    return max((float(found[1]) for found in said if found), default=None)
+
+
 def cost_of(evidence: Evidence, done: Sequence[Hurt]) -> dict[str, Any]:
     """Counts over the whole run.
 
@@ -98,6 +117,8 @@ def cost_of(evidence: Evidence, done: Sequence[Hurt]) -> dict[str, Any]:
         "fallback": answered["fallback"],
         "failsafe": answered["failsafe"],
         "reasons": dict(Counter(row.reason for row in rows if row.reason)),
+        "batch_p999_ms": batch_p999_ms(evidence.batches),
+        "timer_late_most_ms": timer_late_most_ms(evidence.events),
         "found": dict(report.found),
         "examples": [str(finding) for finding in report.findings[:5]],
     }

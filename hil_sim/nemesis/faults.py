@@ -130,7 +130,7 @@ def _kill_journal(arena: Arena, injection: Injection) -> None:
 def _kill_of_triton(names: tuple[str, ...]) -> Inject:
     def inject(arena: Arena, injection: Injection) -> None:
         injection.subject = unit = _triton(arena)
-        victims = arena.processes(unit, names)
+        victims = arena.processes(unit, names) if names else [arena.leader(unit)]
         ready = _says_ready(arena, unit)
         injection.at_ns = time.monotonic_ns()
         for pid in victims:
@@ -382,6 +382,7 @@ FAULTS: Final[dict[str, Fault]] = {
     "kill-journal": Fault("SIGKILL of the journal", _kill_journal),
     "kill-triton": Fault("SIGKILL of a Triton server", _kill_of_triton(SERVER)),
     "kill-stub": Fault("SIGKILL of a Triton's Python stub", _kill_of_triton(STUB)),
+    "kill-keeper": Fault("SIGKILL of the process that keeps a Triton", _kill_of_triton(())),
     "stop-line": Fault("SIGSTOP of a line, 0.2 to 3 s", _stop_line),
     "stop-batcher": Fault("SIGSTOP of the batcher, 0.2 to 3 s", _stop_batcher),
     "stop-journal": Fault("SIGSTOP of the journal, 0.2 to 3 s", _stop_journal),

@@ -43,8 +43,15 @@ def figures_of(entry: Mapping[str, Any]) -> dict[str, str]:
         "noticed": _spread(spans_ms(done, "at_ns", "noticed_at_ns")),
         "ready": _spread(spans_ms(done, "at_ns", "ready_at_ns")),
         "back": _spread(spans_ms(ended, "over_ns", "back_at_ns")),
+        "batch_p999": _most(entry, "batch_p999_ms"),
+        "timer_late": _most(entry, "timer_late_most_ms"),
         "not_back": str(sum(not one["back_at_ns"] for one in done)),
     }
+
+
+def _most(entry: Mapping[str, Any], name: str) -> str:
+    found = [run["cost"][name] for run in entry["runs"] if run["cost"].get(name)]
+    return f"{max(found):.0f} ms" if found else "–"
 
 
 def line_of(name: str, entry: Mapping[str, Any]) -> str:
@@ -63,36 +70,47 @@ def line_of(name: str, entry: Mapping[str, Any]) -> str:
     told = ", ".join(f"{label} {counts.get(label, 0)}" for label in (*named, "left"))
     return (
         f"{name}: n {figures['n']}, noticed {figures['noticed']}, ready {figures['ready']}, back "
-        f"{figures['back']} (not back {figures['not_back']}); {counts.get('owed', 0)} parts: {told}"
+        f"{figures['back']} (not back {figures['not_back']}), batch p99.9 {figures['batch_p999']}, "
+        f"timer late at most {figures['timer_late']}; {counts.get('owed', 0)} parts: {told}"
     )
+
+
+def _cells(name: str, entry: Mapping[str, Any]) -> dict[str, object]:
+    """A row of the matrix, by the titles of its columns."""
+    figures, counts = figures_of(entry), entry["sum"]
+    bad = sum(counts[label] for label in ("missing", "duplicate", "wrong"))
+    own = f" (+{counts['late_own']} own)" if counts["late_own"] else ""
+    return {
+        "fault": entry["what"],
+        "n": figures["n"],
+        "noticed": figures["noticed"],
+        "ready again": figures["ready"],
+        "back": figures["back"],
+        "batch p99.9": figures["batch_p999"],
+        "parts": counts["owed"],
+        "missing": counts["missing"],
+        "late": f"{counts['late']}{own}",
+        "duplicate": counts["duplicate"],
+        "wrong": counts["wrong"],
+        "in doubt": counts["in_doubt"],
+        "bound": bound_text(bad, counts["owed"]),
+        "again": f"`./takt sim nemesis --fault {name} --injections {figures['n']} --fresh`",
+    }
 
 
 def matrix(results: Mapping[str, Any]) -> str:
-    """The table, and under it what was skipped."""
-    head = (
-        "| fault | n | noticed | ready again | back | parts | missing | late | duplicate | wrong "
-        "| in doubt | bound | again |\n|---|---|---|---|---|---|---|---|---|---|---|---|---|\n"
-    )
-    rows, skipped = [], []
+    """The table, and under it what was not run, and why."""
+    lines: list[str] = []
+    skipped: list[str] = []
     for name, entry in results["faults"].items():
         if not entry["injections"]:
-            why = entry.get("skipped", "no run yet")
-            skipped.append(f"- `{name}` ({entry['what']}): {why}\n")
+            skipped.append(f"- `{name}` ({entry['what']}): {entry.get('skipped', 'no run yet')}\n")
             continue
-        figures, counts = figures_of(entry), entry["sum"]
-        bad = sum(counts[label] for label in ("missing", "duplicate", "wrong"))
-        own = f" (+{counts['late_own']} own)" if counts["late_own"] else ""
-        cells = (
-            entry["what"], figures["n"], figures["noticed"], figures["ready"], figures["back"],
-            counts["owed"], counts["missing"], f"{counts['late']}{own}", counts["duplicate"],
-            counts["wrong"], counts["in_doubt"], bound_text(bad, counts["owed"]),
-            f"`./takt sim nemesis --fault {name} --injections {figures['n']} --fresh`",
-        )  # fmt: skip
-        rows.append(f"| {' | '.join(map(str, cells))} |\n")
-    text = head + "".join(rows)
-    if skipped:
-        text += "\nNot run:\n\n" + "".join(skipped)
-    return text
+        cells = _cells(name, entry)
+        if not lines:
+            lines = [f"| {' | '.join(cells)} |\n", f"|{'---|' * len(cells)}\n"]
+        lines.append(f"| {' | '.join(map(str, cells.values()))} |\n")
+    return "".join([*lines, *(["\nNot run:\n\n", *skipped] if skipped else [])])
 
 
 def write_report(results: Mapping[str, Any], document: Path) -> None:

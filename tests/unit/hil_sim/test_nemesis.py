@@ -17,7 +17,7 @@ from hil_sim.evidence import Evidence
 from hil_sim.nemesis import host
 from hil_sim.nemesis.arena import Injection
 from hil_sim.nemesis.command import add_run, keep_results, load_results
-from hil_sim.nemesis.cost import cost_of, odd_scores
+from hil_sim.nemesis.cost import batch_p999_ms, cost_of, odd_scores, timer_late_most_ms
 from hil_sim.nemesis.faults import FAULTS
 from hil_sim.nemesis.report import bad_of, line_of, matrix, write_report
 from lines.record import PartRow
@@ -186,6 +186,23 @@ def test_what_never_reached_the_actuator_is_missing() -> None:
     evidence = Evidence(parts=parts, camera_log=camera, actuator_log=actuator)
     # Two rows that no actuator saw, and one acknowledged part without a row.
     assert cost_of(evidence, [])["missing"] == 3
+
+
+def test_the_slowest_batch_and_the_latest_timer_are_told() -> None:
+    def batch(number: int, took_ms: int, outcome: str = "ok") -> dict[str, Any]:
+        return {"batch_id": number, "outcome": outcome, "sent_at_ns": S,
+                "answered_at_ns": S + took_ms * MS}  # fmt: skip
+
+    batches = [batch(1, 20), batch(2, 30), batch(-1, 500, "golden"), batch(3, 900, "lost")]
+    assert batch_p999_ms(batches) == 30.0
+    assert batch_p999_ms([]) is None
+    events = [
+        {"kind": "timer.lateness", "detail": "n 5 p99 0.200 ms max 1.500 ms"},
+        {"kind": "timer.lateness", "detail": "n 5 p99 0.200 ms max 12.250 ms"},
+        {"kind": "reject", "detail": "max 99 ms"},
+    ]
+    assert timer_late_most_ms(events) == 12.25
+    assert timer_late_most_ms([]) is None
 
 
 # --- results ----------------------------------------------------------------------------------

@@ -19,6 +19,8 @@ ROW_BYTES = 2040
 _ENTRY_BYTES = 8 + 2 * (4 + ROW_BYTES)
 _STATE = struct.Struct("<Q")
 _LENGTH = struct.Struct("<I")
+PERHAPS_SENT = "restart.perhaps_sent"
+"""The event that names a part in doubt whose verdict was leaving; its subject: line/session/seq."""
 
 
 class EntryState(IntEnum):
@@ -90,6 +92,16 @@ class Ledger:
             if row is not None:
                 rows.append(row)
         return rows
+
+    def leaving(self) -> list[dict[str, Any]]:
+        """The rows in doubt of `left_over` whose verdict may have left: killed as it did."""
+        offsets = (entry * _ENTRY_BYTES for entry in range(ENTRIES))
+        rows = [
+            self._read_row(offset, 0)
+            for offset in offsets
+            if _STATE.unpack_from(self._segment.mapping, offset)[0] == EntryState.SENDING
+        ]
+        return [row for row in rows if row is not None]
 
     def clear(self) -> None:
         """Forget all entries, once their rows are on their way to the journal."""

@@ -8,7 +8,7 @@ from lines import wire
 from lines.admission import Admission
 from lines.clock import Capture, ClockMap
 from lines.journal_link import JournalSender
-from lines.ledger import Ledger
+from lines.ledger import PERHAPS_SENT, Ledger
 from lines.parts import Decision, OpenPart, due_times, row_of
 from lines.settings import LineSettings
 from lines.slots import SlotWriter
@@ -58,6 +58,9 @@ class PartBook:
             journal.add("parts", row)
             if row["part_id"]:
                 admission.remember_part(row["part_id"], row["session"], row["seq"], now_ns)
+        for row in self._ledger.leaving():
+            subject = f"{row['line']}/{row['session']}/{row['seq']}"
+            journal.event(now_ns, PERHAPS_SENT, subject, "killed while its verdict was leaving")
         # New parts will use the same entries: a second death must not find them half forgotten.
         journal.settle(RESTART_SETTLE_NS)
         self._ledger.clear()

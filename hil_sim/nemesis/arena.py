@@ -129,7 +129,8 @@ class Arena:
         self.shim: host.Shim | None = None
         self.far: host.FarNetwork | None = None
         self._needs = needs
-        self._clients: list[subprocess.Popen[bytes]] = []
+        self._cameras: list[subprocess.Popen[bytes]] = []
+        self._actuators: list[subprocess.Popen[bytes]] = []
         self._helpers: list[subprocess.Popen[bytes]] = []
         self._is_private = os.environ.get("TAKT_NEMESIS_PRIVATE") == "1"
         self.plant: Plant
@@ -182,27 +183,28 @@ class Arena:
         anchor_ns = time.monotonic_ns() + 2_500_000_000
         for group, is_far in groups:
             told = ["--plant", str(plant_file), "--lines"]
-            self._client(["hil_sim.actuators", *told, ",".join(group)], is_far)
+            words = ["hil_sim.actuators", *told, ",".join(group)]
+            self._actuators.append(self._client(words, is_far))
             count = 1 if is_far else CAMERA_PROCESSES
             for number in range(count):
                 share = ",".join(group[number::count])
                 words = ["hil_sim.cameras", *told, share, "--rate", str(self.spec.rate)]
                 words += ["--seconds", "86400", "--start-at-ns", str(anchor_ns)]
                 # One set of pictures for all: equal pictures must get equal scores.
-                self._client([*words, "--seed", "1"], is_far)
+                self._cameras.append(self._client([*words, "--seed", "1"], is_far))
 
-    def _client(self, words: list[str], is_far: bool) -> None:
+    def _client(self, words: list[str], is_far: bool) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-m", *words]
         if is_far and self.far is not None:
             command = self.far.inside(command)
         name = words[0].rpartition(".")[2] + ("-far" if is_far else "")
-        path = self.folder / "logs" / f"{name}{len(self._clients)}.log"
+        number = len(self._cameras) + len(self._actuators)
+        path = self.folder / "logs" / f"{name}{number}.log"
         with path.open("wb") as log:
-            made = subprocess.Popen(
+            return subprocess.Popen(
                 tied(command), stdin=subprocess.DEVNULL, stdout=log, stderr=log,
                 start_new_session=True,
             )  # fmt: skip
-        self._clients.append(made)
 
     # --- for faults -------------------------------------------------------------------------
 
@@ -275,14 +277,11 @@ class Arena:
                 self.end_beside(program)
         if self.shim is not None:
             self.shim.tell(0, 0)
-        for client in self._clients:
-            client.terminate()
-        for client in self._clients:
-            try:
-                client.wait(2)
-            except subprocess.TimeoutExpired:
-                client.kill()
-                client.wait()
+        # An actuator that left before the last verdict came would be a verdict that never came.
+        _end(self._cameras)
+        if self._cameras:
+            time.sleep(SETTLE_S)
+        _end(self._actuators)
         if hasattr(self, "supervisor"):
             self.supervisor.stop(purge=True)
         if hasattr(self, "records"):
@@ -300,6 +299,17 @@ class Arena:
         left += [f"process {pid}" for pid in naming(f"takt-{self.plant.tag}-")]
         left += [f"shm {path.name}" for path in SHM_FOLDER.glob(f"takt-{self.plant.tag}-*")]
         return left + [f"socket {path.name}" for path in runtime.iterdir() if path.is_socket()]
+
+
+def _end(clients: list[subprocess.Popen[bytes]]) -> None:
+    for client in clients:
+        client.terminate()
+    for client in clients:
+        try:
+            client.wait(5)
+        except subprocess.TimeoutExpired:
+            client.kill()
+            client.wait()
 
 
 def _free_base_port(lines: int, gpus: int) -> int:

@@ -67,10 +67,13 @@ def test_each_step_leaves_the_row_that_is_true_then() -> None:
     ledger = Ledger(TAG, "line01")
     ledger.accept(1, IN_DOUBT)
     assert left_over() == [IN_DOUBT]
+    assert Ledger(TAG, "line01").leaving() == []
     ledger.sending(1)
     assert left_over() == [IN_DOUBT]  # not surely sent
+    assert Ledger(TAG, "line01").leaving() == [IN_DOUBT]
     ledger.sent(1, FINAL)
     assert left_over() == [FINAL]
+    assert Ledger(TAG, "line01").leaving() == []
     ledger.clear()
     assert left_over() == []
 

@@ -38,6 +38,10 @@ class Kept:
 
     def __init__(self) -> None:
         self.rows: list[dict[str, Any]] = []
+        self.events: list[tuple[int, str, str, str]] = []
+
+    def event(self, *event: Any) -> None:
+        self.events.append(event)
 
     def add(self, _: str, row: dict[str, Any]) -> None:
         self.rows.append(row)
@@ -97,7 +101,8 @@ def test_a_slot_is_given_back_once(line: Line) -> None:
 def test_a_restart_journals_what_was_open_once_and_repeats_are_known(line: Line) -> None:
     """A killed line's own: accepted, never surely sent."""
     for seq in range(2):
-        line.open(seq)
+        part = line.open(seq)
+    line.ledger.sending(part.part)  # killed while this one left
     again = PartBook(SETTINGS, line.slots, Ledger(TAG, "line01"))
     kept: Any = Kept()
     admission = Admission("line01", None, Limits(1, 1))
@@ -107,4 +112,5 @@ def test_a_restart_journals_what_was_open_once_and_repeats_are_known(line: Line)
         ("p1", "UNINSPECTED", "restart"),
     ]
     assert all(row["sent_at_ns"] == 0 for row in kept.rows)
+    assert [event[1:3] for event in kept.events] == [("restart.perhaps_sent", "line01/s/1")]
     assert again.take_over(kept, admission, 70 * MS) is None, "told once"

@@ -116,6 +116,10 @@ class Result:
     error: str = ""
 
 
+Inject = Callable[["Arena", Injection], None]
+"""Does one fault and waits until what it took is there again; fills the injection in."""
+
+
 class Arena:
     """A running plant and everything a fault may do to it."""
 

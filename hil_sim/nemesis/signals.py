@@ -14,6 +14,9 @@ from hil_sim.nemesis.records import GPU_TROUBLE
 
 BACK_LIMIT_S: Final = 60.0
 STOPPED_S: Final = (0.2, 3.0)
+TWICE_SHARE: Final = 0.25
+AGAIN_S: Final = (0.0, 1.5)
+"""From a death to the next kill: the unit waits, starts, or has just begun to serve."""
 
 
 # --- whom -----------------------------------------------------------------------------------
@@ -45,15 +48,27 @@ def wait_back(arena: Arena, injection: Injection, is_back: Callable[[], int]) ->
 
 
 def _kill(arena: Arena, injection: Injection, unit: str) -> None:
-    """SIGKILL of the unit's own process; waits until it is noticed, and until it says ready."""
+    """SIGKILL of the unit's own process; waits until it is noticed, and until it says ready.
+
+    Every fourth time it has just died and is starting: any instant is one to be killed at.
+    """
     injection.subject = unit
+    if arena.chance.random() < TWICE_SHARE and _kill_once(arena, unit):
+        arena.pause(arena.chance.uniform(*AGAIN_S))
+        injection.note = "killed while it started"
     ready = _says_ready(arena, unit)
     injection.at_ns = time.monotonic_ns()
-    os.kill(arena.leader(unit), signal.SIGKILL)
-    # The supervisor's word: it buries the process first, so that from here on nobody is there.
-    injection.noticed_at_ns = arena.within(lambda: arena.died(unit, injection.at_ns), BACK_LIMIT_S)
+    injection.noticed_at_ns = _kill_once(arena, unit)
     if unit != "journal":
         injection.ready_at_ns = arena.within(ready, BACK_LIMIT_S)
+
+
+def _kill_once(arena: Arena, unit: str) -> int:
+    """Kill what runs, once something does; when the supervisor said so: then nobody is there."""
+    pid = arena.wait(lambda: arena.leader(unit), f"a process of {unit}")
+    at_ns = time.monotonic_ns()
+    os.kill(pid, signal.SIGKILL)
+    return int(arena.within(lambda: arena.died(unit, at_ns), BACK_LIMIT_S))
 
 
 def _says_ready(arena: Arena, unit: str) -> Callable[[], int]:

@@ -12,28 +12,70 @@ from hil_sim.nemesis.signals import SERVER, STUB
 
 
 @dataclass(frozen=True, slots=True)
+class Bound:
+    """What is promised of a time between two instants of an injection.
+
+    batches: the limit in 99.9th-percentile batch times, where `limit_s` is 0.
+    """
+
+    begin: str
+    end: str
+    limit_s: float
+    batches: int = 0
+
+    @property
+    def what(self) -> str:
+        """For a table."""
+        name = {"noticed_at_ns": "noticed", "ready_at_ns": "ready", "back_at_ns": "back"}[self.end]
+        if self.batches:
+            return f"{name} in {self.batches} batches"
+        limit = f"{self.limit_s:g} s" if self.limit_s >= 1 else f"{self.limit_s * 1e3:g} ms"
+        return f"{name} in {limit}"
+
+
+LINE_BACK = Bound("at_ns", "ready_at_ns", 2.0)
+UNIT_BACK = Bound("at_ns", "ready_at_ns", 3.0)
+DEAD_SERVER = Bound("at_ns", "noticed_at_ns", 0.020)
+DEAD_STUB = Bound("at_ns", "noticed_at_ns", 0.0, batches=2)
+ON_THE_POOL = Bound("ready_at_ns", "back_at_ns", 10.0)
+
+
+@dataclass(frozen=True, slots=True)
 class Fault:
     """One kind. needs: of the host, see `host.missing`, and `disk`: a small one for the journal."""
 
     what: str
     inject: Inject
     needs: tuple[str, ...] = ()
+    bounds: tuple[Bound, ...] = ()
 
 
 FAULTS: Final[dict[str, Fault]] = {
-    "kill-line": Fault("SIGKILL of a line's process", s.kill_line),
-    "kill-batcher": Fault("SIGKILL of the batcher", s.kill_batcher),
-    "kill-journal": Fault("SIGKILL of the journal", s.kill_journal),
-    "kill-triton": Fault("SIGKILL of a Triton server", s.kill_of_triton(SERVER)),
-    "kill-stub": Fault("SIGKILL of a Triton's Python stub", s.kill_of_triton(STUB)),
-    "kill-keeper": Fault("SIGKILL of the process that keeps a Triton", s.kill_of_triton(())),
+    "kill-line": Fault("SIGKILL of a line's process", s.kill_line, bounds=(LINE_BACK,)),
+    "kill-batcher": Fault("SIGKILL of the batcher", s.kill_batcher, bounds=(UNIT_BACK,)),
+    "kill-journal": Fault("SIGKILL of the journal", s.kill_journal, bounds=(UNIT_BACK,)),
+    "kill-triton": Fault(
+        "SIGKILL of a Triton server", s.kill_of_triton(SERVER), bounds=(DEAD_SERVER, ON_THE_POOL)
+    ),
+    "kill-stub": Fault(
+        "SIGKILL of a Triton's Python stub", s.kill_of_triton(STUB), bounds=(DEAD_STUB, ON_THE_POOL)
+    ),
+    "kill-keeper": Fault(
+        "SIGKILL of the process that keeps a Triton",
+        s.kill_of_triton(()),
+        bounds=(DEAD_SERVER, ON_THE_POOL),
+    ),
     "stop-line": Fault("SIGSTOP of a line, 0.2 to 3 s", s.stop_line),
     "stop-batcher": Fault("SIGSTOP of the batcher, 0.2 to 3 s", s.stop_batcher),
     "stop-journal": Fault("SIGSTOP of the journal, 0.2 to 3 s", s.stop_journal),
     "stop-triton": Fault("SIGSTOP of a Triton server, 0.2 to 3 s", s.stop_of_triton(SERVER, True)),
     "stop-stub": Fault("SIGSTOP of a Python stub, 0.2 to 3 s", s.stop_of_triton(STUB, True)),
-    "hang-triton": Fault("SIGSTOP of a Triton server for ever", s.stop_of_triton(SERVER, False)),
-    "hang-stub": Fault("SIGSTOP of a Python stub for ever", s.stop_of_triton(STUB, False)),
+    "hang-triton": Fault(
+        "SIGSTOP of a Triton server for ever", s.stop_of_triton(SERVER, False), bounds=(DEAD_STUB,)
+    ),
+    "hang-stub": Fault(
+        "SIGSTOP of a Python stub for ever", s.stop_of_triton(STUB, False), bounds=(DEAD_STUB,)
+    ),
     "cpu-hog": Fault("a busy loop on every core, 3 to 6 s", h.beside(h.hog)),
     "training": Fault("a training job beside the pool, 3 to 6 s", h.beside(h.training)),
     "io-load": Fault("two programs that write and fsync, 3 to 6 s", h.beside(h.loader)),

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from hil_sim.benchmark import bound_text
+from hil_sim.nemesis.faults import FAULTS
 from hil_sim.summary import quantile
 
 BAD: Final = ("missing", "late_answers", "duplicate", "wrong", "left")
@@ -70,9 +71,22 @@ def line_of(name: str, entry: Mapping[str, Any]) -> str:
     told = ", ".join(f"{label} {counts.get(label, 0)}" for label in (*named, "left"))
     return (
         f"{name}: n {figures['n']}, noticed {figures['noticed']}, ready {figures['ready']}, back "
-        f"{figures['back']} (not back {figures['not_back']}), batch p99.9 {figures['batch_p999']}, "
+        f"{figures['back']} (not back {figures['not_back']}), "
+        f"promised: {kept_bounds(name, entry)}, batch p99.9 {figures['batch_p999']}, "
         f"timer late at most {figures['timer_late']}; {counts.get('owed', 0)} parts: {told}"
     )
+
+
+def kept_bounds(name: str, entry: Mapping[str, Any]) -> str:
+    """For each bound that is promised: within how many of the injections it was kept."""
+    told = []
+    slowest_ms = [run["cost"].get("batch_p999_ms") or 0.0 for run in entry["runs"]]
+    for bound in FAULTS[name].bounds if name in FAULTS else ():
+        limit_ms = 1e3 * bound.limit_s or bound.batches * max(slowest_ms, default=0.0)
+        spans = spans_ms(entry["injections"], bound.begin, bound.end)
+        kept = sum(span <= limit_ms for span in spans)
+        told.append(f"{bound.what}: {kept} of {len(entry['injections'])}")
+    return "; ".join(told) or "–"
 
 
 def _cells(name: str, entry: Mapping[str, Any]) -> dict[str, object]:
@@ -86,6 +100,7 @@ def _cells(name: str, entry: Mapping[str, Any]) -> dict[str, object]:
         "noticed": figures["noticed"],
         "ready again": figures["ready"],
         "back": figures["back"],
+        "promised": kept_bounds(name, entry),
         "batch p99.9": figures["batch_p999"],
         "parts": counts["owed"],
         "missing": counts["missing"],

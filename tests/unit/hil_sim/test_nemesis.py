@@ -19,7 +19,7 @@ from hil_sim.nemesis.arena import Injection
 from hil_sim.nemesis.command import add_run, keep_results, load_results
 from hil_sim.nemesis.cost import batch_p999_ms, cost_of, odd_scores, timer_late_most_ms
 from hil_sim.nemesis.faults import FAULTS
-from hil_sim.nemesis.report import bad_of, line_of, matrix, write_report
+from hil_sim.nemesis.report import bad_of, kept_bounds, line_of, matrix, write_report
 from lines.record import PartRow
 
 MS = 1_000_000
@@ -239,6 +239,20 @@ def test_a_campaign_is_taken_up_again_where_it_ended(tmp_path: Path) -> None:
 def test_each_of_these_is_a_finding(name: str) -> None:
     assert bad_of(BLANK) == 0
     assert bad_of({**BLANK, name: 1}) == 1
+
+
+def test_a_promised_time_is_held_against_every_injection() -> None:
+    """One in time, one too late, and one that never said ready again."""
+    done = [of_times(0, 9, 1999, 0, 2500), of_times(0, 9, 2001, 0, 2500), of_times(0, 9, 0, 0, 9)]
+    for one in done:
+        one["at_ns"] = 1
+    entry = entry_of(*done)
+    assert kept_bounds("kill-line", entry) == "ready in 2 s: 1 of 3"
+    assert kept_bounds("no-such", entry) == "–"
+    entry["runs"][0]["cost"]["batch_p999_ms"] = 4.0
+    assert kept_bounds("hang-stub", entry) == "noticed in 2 batches: 0 of 3"
+    entry["runs"][0]["cost"]["batch_p999_ms"] = 4.6
+    assert kept_bounds("hang-stub", entry) == "noticed in 2 batches: 3 of 3"
 
 
 def test_the_matrix_has_median_most_n_bound_and_the_command(tmp_path: Path) -> None:

@@ -267,9 +267,9 @@ class Arena:
                 os.kill(one.pid, signal.SIGKILL)
         program.wait()
 
-    def died(self, unit: str, since_ns: int) -> int:
-        """When the supervisor said that the unit died; 0: not yet."""
-        mine = (one for one in list(self.told) if one.unit == unit and one.kind == "died")
+    def said(self, unit: str, kind: str, since_ns: int) -> int:
+        """When the supervisor said of the unit that it died, or was restarted; 0: not yet."""
+        mine = (one for one in list(self.told) if one.unit == unit and one.kind == kind)
         return next((one.at_ns for one in mine if one.at_ns >= since_ns), 0)
 
     # --- the end ----------------------------------------------------------------------------

@@ -54,6 +54,7 @@ FAULTS: Final[dict[str, Fault]] = {
     "kill-line": Fault("SIGKILL of a line's process", s.kill_line, bounds=(LINE_BACK,)),
     "kill-batcher": Fault("SIGKILL of the batcher", s.kill_batcher, bounds=(UNIT_BACK,)),
     "kill-journal": Fault("SIGKILL of the journal", s.kill_journal, bounds=(UNIT_BACK,)),
+    "kill-monitor": Fault("SIGKILL of the monitor", s.kill_monitor),
     "kill-triton": Fault(
         "SIGKILL of a Triton server", s.kill_of_triton(SERVER), bounds=(DEAD_SERVER, ON_THE_POOL)
     ),
@@ -68,6 +69,7 @@ FAULTS: Final[dict[str, Fault]] = {
     "stop-line": Fault("SIGSTOP of a line, 0.2 to 3 s", s.stop_line),
     "stop-batcher": Fault("SIGSTOP of the batcher, 0.2 to 3 s", s.stop_batcher),
     "stop-journal": Fault("SIGSTOP of the journal, 0.2 to 3 s", s.stop_journal),
+    "stop-monitor": Fault("SIGSTOP of the monitor, 0.2 to 3 s", s.stop_monitor),
     "stop-triton": Fault("SIGSTOP of a Triton server, 0.2 to 3 s", s.stop_of_triton(SERVER, True)),
     "stop-stub": Fault("SIGSTOP of a Python stub, 0.2 to 3 s", s.stop_of_triton(STUB, True)),
     "hang-triton": Fault(

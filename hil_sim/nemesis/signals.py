@@ -14,6 +14,8 @@ from hil_sim.nemesis.records import GPU_TROUBLE
 
 BACK_LIMIT_S: Final = 60.0
 STOPPED_S: Final = (0.2, 3.0)
+SAY_NOTHING: Final = ("journal", "monitor")
+"""Units that do not say `ready` in their log."""
 TWICE_SHARE: Final = 0.25
 AGAIN_S: Final = (0.0, 1.5)
 """From a death to the next kill: the unit waits, starts, or has just begun to serve."""
@@ -59,7 +61,7 @@ def _kill(arena: Arena, injection: Injection, unit: str) -> None:
     ready = _says_ready(arena, unit)
     injection.at_ns = time.monotonic_ns()
     injection.noticed_at_ns = _kill_once(arena, unit)
-    if unit != "journal":
+    if unit not in SAY_NOTHING:
         injection.ready_at_ns = arena.within(ready, BACK_LIMIT_S)
 
 
@@ -68,7 +70,7 @@ def _kill_once(arena: Arena, unit: str) -> int:
     pid = arena.wait(lambda: arena.leader(unit), f"a process of {unit}")
     at_ns = time.monotonic_ns()
     os.kill(pid, signal.SIGKILL)
-    return int(arena.within(lambda: arena.died(unit, at_ns), BACK_LIMIT_S))
+    return int(arena.within(lambda: arena.said(unit, "died", at_ns), BACK_LIMIT_S))
 
 
 def _says_ready(arena: Arena, unit: str) -> Callable[[], int]:
@@ -116,6 +118,13 @@ def kill_journal(arena: Arena, injection: Injection) -> None:
         return arena.records.event_at(("journal.started",), "", injection.at_ns)
 
     wait_back(arena, injection, is_back)
+    injection.ready_at_ns = injection.back_at_ns
+
+
+def kill_monitor(arena: Arena, injection: Injection) -> None:
+    _kill(arena, injection, "monitor")
+    since_ns = injection.noticed_at_ns
+    wait_back(arena, injection, lambda: arena.said("monitor", "restarted", since_ns))
     injection.ready_at_ns = injection.back_at_ns
 
 
@@ -176,6 +185,12 @@ def stop_batcher(arena: Arena, injection: Injection) -> None:
 def stop_journal(arena: Arena, injection: Injection) -> None:
     injection.subject = "journal"
     _stop(arena, injection, [arena.leader("journal")])
+    wait_back(arena, injection, lambda: arena.records.pool_answers(injection.ended_at_ns))
+
+
+def stop_monitor(arena: Arena, injection: Injection) -> None:
+    injection.subject = "monitor"
+    _stop(arena, injection, arena.supervisor.processes("monitor"))
     wait_back(arena, injection, lambda: arena.records.pool_answers(injection.ended_at_ns))
 
 

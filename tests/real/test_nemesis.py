@@ -25,14 +25,16 @@ CREDIT_MAX = 4
 def test_death_of_any_kind_costs_no_verdict(tmp_path: Path) -> None:
     told = tmp_path / "nemesis.json"
     words = [word for kind in KINDS for word in ("--fault", kind)]
-    numbers = ("--injections", 3, "--lines", 4, "--gpus", 2, "--deadline-ms", 500)
+    # The lines and the rate of test_demo's plant: its measured profiles serve this one too.
+    plant = ("--lines", 3, "--rate", 8, "--gpus", 2, "--deadline-ms", 500)
+    numbers = ("--injections", 3, *plant)
     done = subprocess.run(
         [
             *(sys.executable, "-m", "appliance.cli", "sim", "nemesis", "--mixed", *words),
             *map(str, numbers),
             *("--json", str(told)),
         ],
-        capture_output=True, text=True, check=False, timeout=170,
+        capture_output=True, text=True, check=False, timeout=280,
         env={**os.environ, "TMPDIR": str(tmp_path)},
     )  # fmt: skip
     assert told.exists(), done.stdout + done.stderr
@@ -47,7 +49,9 @@ def test_death_of_any_kind_costs_no_verdict(tmp_path: Path) -> None:
     assert cost["in_doubt"] <= CREDIT_MAX
     assert cost["pool"] > 0
     assert run["left"] == []
-    assert [path.name for path in tmp_path.iterdir()] == [told.name], "and leaves nothing behind"
+    # `.ses` is left by ONNX Runtime wherever it runs.
+    left = {path.name for path in tmp_path.iterdir()} - {".ses"}
+    assert left == {told.name}, "and leaves nothing behind"
 
 
 def test_every_kind_of_fault_is_listed_with_what_this_host_lacks() -> None:

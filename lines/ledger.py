@@ -103,6 +103,18 @@ class Ledger:
         ]
         return [row for row in rows if row is not None]
 
+    def next_number(self) -> int:
+        """The number for a first part that takes the place of the oldest entry."""
+        latest_ns, latest = 0, 0
+        for entry in range(ENTRIES):
+            offset = entry * _ENTRY_BYTES
+            if _STATE.unpack_from(self._segment.mapping, offset)[0] != EntryState.FREE:
+                row = self._read_row(offset, 0) or {}
+                latest_ns, latest = max(
+                    (latest_ns, latest), (int(row.get("received_at_ns", 0)), entry)
+                )
+        return latest + 1
+
     def clear(self) -> None:
         """Forget all entries, once their rows are on their way to the journal."""
         for entry in range(ENTRIES):

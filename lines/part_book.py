@@ -61,9 +61,11 @@ class PartBook:
         for row in self._ledger.leaving():
             subject = f"{row['line']}/{row['session']}/{row['seq']}"
             journal.event(now_ns, PERHAPS_SENT, subject, "killed while its verdict was leaving")
-        # New parts will use the same entries: a second death must not find them half forgotten.
-        journal.settle(RESTART_SETTLE_NS)
-        self._ledger.clear()
+        if journal.settle(RESTART_SETTLE_NS) == 0:
+            self._ledger.clear()
+        else:
+            # A second death before the journal has them finds them once more, in their places.
+            self._next_number = self._ledger.next_number()
         return sum(row["reason"] == "restart" for row in left_over) if left_over else None
 
     def open(

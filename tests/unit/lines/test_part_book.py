@@ -37,6 +37,7 @@ class Kept:
     """In place of the journal's sender."""
 
     def __init__(self) -> None:
+        self.is_there = True
         self.rows: list[dict[str, Any]] = []
         self.events: list[tuple[int, str, str, str]] = []
 
@@ -47,7 +48,7 @@ class Kept:
         self.rows.append(row)
 
     def settle(self, _: int) -> int:
-        return 0
+        return 0 if self.is_there else len(self.rows)
 
 
 class Line:
@@ -114,3 +115,20 @@ def test_a_restart_journals_what_was_open_once_and_repeats_are_known(line: Line)
     assert all(row["sent_at_ns"] == 0 for row in kept.rows)
     assert [event[1:3] for event in kept.events] == [("restart.perhaps_sent", "line01/s/1")]
     assert again.take_over(kept, admission, 70 * MS) is None, "told once"
+
+
+def test_a_second_death_before_the_journal_is_there_loses_nothing(line: Line) -> None:
+    """The whole host comes up anew: the line is ready before the journal, and dies once more."""
+    for seq in range(2):
+        line.open(seq)
+    away: Any = Kept()
+    away.is_there = False
+    admission = Admission("line01", None, Limits(1, 1))
+    second = Line()
+    assert second.book.take_over(away, admission, 60 * MS) == 2
+    second.open(7)
+    back: Any = Kept()
+    third = Line()
+    assert third.book.take_over(back, admission, 70 * MS) == 3
+    assert {row["part_id"] for row in back.rows} == {"p0", "p1", "p7"}
+    assert Line().book.take_over(back, admission, 80 * MS) is None, "told once it was there"

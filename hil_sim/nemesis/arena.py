@@ -146,6 +146,10 @@ class Arena:
     def start(self) -> None:
         """The plant, its cameras and actuators; returns once the whole pool answers."""
         spec = self.spec
+        if not self._is_private and set(self._needs) & set(host.OWN_HOST):
+            raise ArenaError(
+                f"{', '.join(spec.faults)}: not without mounts and a network of our own"
+            )
         if self._is_private:
             host.loopback_up()
             host.mount_small(SHM_FOLDER, SHM_MIB)

@@ -42,7 +42,7 @@ ON_THE_POOL = Bound("ready_at_ns", "back_at_ns", 10.0)
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One kind. needs: of the host, see `host.missing`, and `disk`: a small one for the journal."""
+    """One kind. needs: of the host, see `host.missing`; `disk`: a small one for the journal."""
 
     what: str
     inject: Inject
@@ -81,8 +81,8 @@ FAULTS: Final[dict[str, Fault]] = {
     "cpu-hog": Fault("a busy loop on every core, 3 to 6 s", h.beside(h.hog)),
     "training": Fault("a training job beside the pool, 3 to 6 s", h.beside(h.training)),
     "io-load": Fault("two programs that write and fsync, 3 to 6 s", h.beside(h.loader)),
-    "shm-full": Fault("/dev/shm full for 2 to 4 s", h.shm_full, ("namespaces",)),
-    "disk-full": Fault("the journal's disk full for 3 to 6 s", h.disk_full, ("namespaces", "disk")),
+    "shm-full": Fault("/dev/shm full for 2 to 4 s", h.shm_full, ("shm",)),
+    "disk-full": Fault("the journal's disk full for 3 to 6 s", h.disk_full, ("disk",)),
     "slow-fsync": Fault("each fsync 0.05 to 3 s slower, 3 to 6 s", h.slow_fsync, ("compiler",)),
     "clock-step": Fault("wall clock ±37 s, ±1 h, −56 years", h.clock_step, ("compiler",)),
     "net-drop": Fault("a line's link drops every packet, 0.1 to 4 s", h.net_drop, ("network",)),

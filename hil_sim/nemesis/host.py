@@ -22,6 +22,8 @@ SHIM_SOURCE: Final = Path(__file__).with_name("shim.c")
 PAGE: Final = struct.Struct("=qq")
 """The shim's page: wall clock offset in ns, delay of fsync in µs."""
 FAR_END: Final = "takt-far"
+OWN_HOST: Final = ("shm", "disk", "network")
+"""What is done only to mounts and a network of our own: else it would be done to everybody."""
 HERE_END: Final = "takt-here"
 HERE_ADDRESS: Final = "10.231.0.1"
 FAR_ADDRESS: Final = "10.231.0.2"
@@ -38,27 +40,25 @@ def _run(*words: str) -> None:
 
 
 def missing(needs: tuple[str, ...]) -> str | None:
-    """Why this host cannot do it; None if it can. needs: namespaces, network, compiler."""
+    """Why this host cannot do it; None if it can. needs: disk, shm, network, compiler."""
     for need in needs:
-        if need in ("namespaces", "network") and os.geteuid() != 0:
-            return "needs root, for namespaces of its own"
-        if need == "namespaces" and not _can_unshare("--mount"):
-            return "this host gives no mount namespace (unshare --mount)"
-        if need == "network":
-            if shutil.which("ip") is None or shutil.which("nsenter") is None:
-                return "needs ip (iproute2) and nsenter"
-            if not _can_unshare("--net"):
-                return "this host gives no network namespace (unshare --net)"
         if need == "compiler" and compiler() is None:
             return "needs a C compiler (cc) for the shim"
+        if need in OWN_HOST:
+            if os.geteuid() != 0:
+                return "needs root, for mounts and a network of its own"
+            if shutil.which("ip") is None or shutil.which("nsenter") is None:
+                return "needs ip (iproute2) and nsenter"
+            if not _can_unshare():
+                return "this host gives no namespaces (unshare --mount --net)"
     return None
 
 
-def _can_unshare(kind: str) -> bool:
+def _can_unshare() -> bool:
     if shutil.which("unshare") is None:
         return False
-    done = subprocess.run(["unshare", kind, "true"], capture_output=True, check=False)
-    return done.returncode == 0
+    words = ["unshare", "--mount", "--net", "true"]
+    return subprocess.run(words, capture_output=True, check=False).returncode == 0
 
 
 def compiler() -> str | None:
@@ -68,7 +68,7 @@ def compiler() -> str | None:
 
 def in_own_namespaces(command: list[str]) -> list[str]:
     """The same command with mounts and a network of its own, where the host can; else as it is."""
-    if missing(("namespaces", "network")) is None:
+    if missing(OWN_HOST) is None:
         words = [str(shutil.which("unshare")), "--mount", "--net", "--propagation", "private", "--"]
         return [*words, *command]
     return command

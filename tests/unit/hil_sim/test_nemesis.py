@@ -15,7 +15,7 @@ import pytest
 from appliance.processes import tied
 from hil_sim.evidence import Evidence
 from hil_sim.nemesis import host
-from hil_sim.nemesis.arena import Injection
+from hil_sim.nemesis.arena import Arena, ArenaError, Injection, Spec
 from hil_sim.nemesis.command import add_run, keep_results, load_results
 from hil_sim.nemesis.cost import batch_p999_ms, cost_of, odd_scores, timer_late_most_ms
 from hil_sim.nemesis.faults import FAULTS
@@ -107,7 +107,7 @@ def test_an_fsync_is_slower_while_told(shim: host.Shim, child: subprocess.Popen[
     assert min(asked(child)[2] for _ in range(3)) < 0.3
 
 
-@pytest.mark.skipif(host.missing(("namespaces",)) is not None, reason="needs root and namespaces")
+@pytest.mark.skipif(host.missing(("disk",)) is not None, reason="needs root and namespaces")
 def test_a_small_disk_is_filled_to_its_last_byte_and_freed_and_is_ours_alone(
     tmp_path: Path,
 ) -> None:
@@ -135,10 +135,20 @@ with host.filled(folder) as taken:
     assert list(tmp_path.iterdir()) == [], "mounted in a namespace of its own"
 
 
+@pytest.mark.parametrize("need", host.OWN_HOST)
+def test_what_would_hurt_others_is_refused_on_a_host_that_is_not_our_own(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, need: str
+) -> None:
+    monkeypatch.delenv("TAKT_NEMESIS_PRIVATE", raising=False)
+    arena = Arena(Spec(("shm-full",), 1, 1.0, 1, str(tmp_path)), (need,))
+    with pytest.raises(ArenaError, match="not without mounts and a network of our own"):
+        arena.start()
+
+
 def test_what_a_host_lacks_is_said() -> None:
     assert host.missing(()) is None
     if os.geteuid() != 0:
-        assert host.missing(("network",)) == "needs root, for namespaces of its own"
+        assert host.missing(("network",)) == "needs root, for mounts and a network of its own"
     assert all(isinstance(fault.what, str) and fault.what for fault in FAULTS.values())
 
 

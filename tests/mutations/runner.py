@@ -73,6 +73,10 @@ def read_mutant(path: Path) -> Mutant:
     missing = [key for key in ("danger", "bug", "test", "says") if key not in head]
     if missing:
         raise MutantError(f"{path.name}: its head lacks {', '.join(missing)}")
+    try:
+        re.compile(head["says"][0])
+    except re.error as error:
+        raise MutantError(f"{path.name}: says: {error}") from None
     return Mutant(path, head["danger"][0], head["bug"][0], tuple(head["test"]), head["says"][0])
 
 

@@ -138,12 +138,13 @@ def wrong_key(arena: Arena, injection: Injection) -> None:
     unit = any_line(arena)
     injection.subject = unit
     injection.at_ns = time.monotonic_ns()
-    tries = storms.wrong_keys(arena.plant, unit.removeprefix("line-"), arena.chance)
+    lasts_s = arena.chance.uniform(1.5, 3.0)
+    tries = storms.wrong_keys(arena.plant, unit.removeprefix("line-"), lasts_s, arena.pause)
     injection.ended_at_ns = time.monotonic_ns()
     injection.note = f"{tries} connections with keys that nobody allowed"
     line = unit.removeprefix("line-")
     wait_back(arena, injection, lambda: arena.records.line_answers(line, injection.ended_at_ns))
-    kinds = ("camera.refused",)
+    kinds = ("camera.refused", "actuator.refused")
     injection.noticed_at_ns = arena.within(
         lambda: arena.records.event_at(kinds, "", injection.at_ns), 3.0
     )

@@ -51,7 +51,7 @@ PER_TICK: Final = 10
 TICK_S: Final = 0.02
 
 
-def wrong_keys(plant: Plant, line_id: str, chance: random.Random) -> int:
+def wrong_keys(plant: Plant, line_id: str, lasts_s: float, pause: Callable[[float], None]) -> int:
     """Connect with fresh keys that nobody allowed, and say hello; how many tried."""
     line = plant.line_named(line_id)
     server = load_public(plant.path(plant.paths.keys) / "server.key")
@@ -67,7 +67,7 @@ def wrong_keys(plant: Plant, line_id: str, chance: random.Random) -> int:
                 hello = {"type": "hello", "line": line_id, "session": str(uuid.uuid4())}
                 with contextlib.suppress(zmq.Again):
                     socket.send_multipart([VERSION, json.dumps(hello).encode()], zmq.NOBLOCK)
-        time.sleep(chance.uniform(0.2, 0.6))
+        pause(lasts_s)
     finally:
         context.destroy(0)
     return 2 * TRIES

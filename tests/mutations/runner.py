@@ -157,6 +157,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--verbose", action="store_true", help="print what the tests said")
     options = parser.parse_args(argv)
     try:
+        if shutil.which("git") is None:
+            raise MutantError("needs git, for its patches")
         chosen = mutants(options.words)
         if not chosen:
             raise MutantError(f"no mutant is called {options.words}")

@@ -12,6 +12,8 @@ from types import ModuleType
 
 import pytest
 
+pytestmark = pytest.mark.skipif(shutil.which("git") is None, reason="patches need git")
+
 ROOT = Path(__file__).resolve().parents[2]
 RUNNER = ROOT / "tests" / "mutations" / "runner.py"
 FIFTEEN = {1, 2, 3, 91, 92, 51, 26, 13, 25, 12, 50, 79, 80, 63, 109}

@@ -1,4 +1,4 @@
-"""Goldens: what a frozen, a lying and a silent server look like to them."""
+"""A frozen, a lying and a silent server, as goldens see them."""
 
 from __future__ import annotations
 

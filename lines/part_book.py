@@ -56,11 +56,12 @@ class PartBook:
         left_over = self._ledger.left_over()
         for row in left_over:
             journal.add("parts", row)
+        for row in self._ledger.remembered():
             if row["part_id"]:
                 admission.remember_part(row["part_id"], row["session"], row["seq"], now_ns)
-        # New parts will use the same entries: a second death must not find them half forgotten.
-        journal.settle(RESTART_SETTLE_NS)
-        self._ledger.clear()
+        # What the journal has not taken yet is found again after another death.
+        if journal.settle(RESTART_SETTLE_NS) == 0:
+            self._ledger.settle()
         return sum(row["reason"] == "restart" for row in left_over) if left_over else None
 
     def open(

@@ -216,7 +216,7 @@ class LineProcess:
         self._tell_lateness()
         self._output.settle()
         if self._journal.close() == 0:
-            self._ledger.clear()
+            self._ledger.settle()
         self._slots.segment.unlink()
         self._authenticator.stop()
         self._context.destroy(linger=0)

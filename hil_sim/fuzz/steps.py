@@ -17,7 +17,7 @@ from hil_sim.fuzz.host import Killed, World
 STEPS: dict[str, tuple[str, str]] = {
     # the line: accepted in the ledger, acknowledged, decoded, offered, decided, sent, journalled
     "line.take_over": ("lines.part_book:PartBook", "take_over"),
-    "line.ledger_clear": ("lines.ledger:Ledger", "clear"),
+    "line.ledger_settle": ("lines.ledger:Ledger", "settle"),
     "line.open": ("lines.part_book:PartBook", "open"),
     "line.ledger_accept": ("lines.ledger:Ledger", "accept"),
     "line.ledger_row": ("lines.ledger:Ledger", "_write_row"),

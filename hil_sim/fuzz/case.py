@@ -46,6 +46,7 @@ class Case:
     readmit_ms: int = 1000
     cycle_ms: int = 40
     deadline_ms: int = 110
+    journal_rows_max: int = 20_000
     faults: tuple[Fault, ...] = ()
 
     def as_json(self) -> str:
@@ -155,6 +156,7 @@ def case_of(seed: int) -> Case:
         readmit_ms=5000 if seed % 16 == 0 else 500,
         cycle_ms=cycle_ms,
         deadline_ms=random.choice((70, 110, 200)),
+        journal_rows_max=random.choice((20_000, 20_000, 25)),
         faults=tuple(sorted(faults, key=lambda fault: fault.at_ms)),
     )
 

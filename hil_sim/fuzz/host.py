@@ -236,7 +236,7 @@ class World:
             self.park(until_ns)
 
     def _late_ns(self) -> int:
-        return self._lateness.randrange(self._late_max_ns) if self._late_max_ns else 0
+        return int(self._lateness.random() * self._late_max_ns)
 
     def _resume(self, fiber: Fiber, token: int) -> None:
         process = fiber.process

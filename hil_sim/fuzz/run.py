@@ -17,6 +17,7 @@ from hil_sim.fuzz.host import MS, Spinning, World
 from hil_sim.fuzz.plant import SLOTS, Plant, line_names, line_settings
 from hil_sim.fuzz.steps import Stepper
 from hil_sim.fuzz.substitutes import Change, Machine, substituted
+from lines import process
 from lines.journal_schema import EVENTS, PARTS
 
 LATE_MAX_NS = 300_000
@@ -46,6 +47,8 @@ class Result:
     story: list[str] = field(default_factory=list)
     whole_again_ns: int = 0
     """From the last fault's end until everything was whole."""
+    steps_reached: list[str] = field(default_factory=list)
+    """The steps at which a process was killed as planned."""
 
     @property
     def is_good(self) -> bool:
@@ -76,7 +79,7 @@ class Run:
         """Run it. `more`: bugs planted on purpose."""
         readmit_ns = self.case.readmit_ms * MS
         whole_ns = 0
-        layers = [*more, self.audit.wrappers, self.stepper.wrappers]
+        layers = [self._limits, *more, self.audit.wrappers, self.stepper.wrappers]
         try:
             with substituted(self.machine, readmit_ns, layers):
                 try:
@@ -91,7 +94,7 @@ class Run:
         return Result(
             self.case, list(self.world.mistakes), self.world.trace,
             zlib.crc32(repr(self.audit.verdict_trace).encode()), self.audit.counts, list(self.world.story),
-            whole_ns,
+            whole_ns, [f"{k.when} {k.step}" for k in self.kills if k.is_reached],
         )  # fmt: skip
 
     def _phases(self) -> int:
@@ -121,6 +124,9 @@ class Run:
             self.audit.finish(rows, self._rows(EVENTS.name))
         return whole_ns
 
+    def _limits(self) -> list[Change]:
+        return [(process, "JOURNAL_ROWS_MAX", self.case.journal_rows_max)]
+
     # --- watching ---------------------------------------------------------------------------
 
     def _look(self) -> None:
@@ -136,7 +142,7 @@ class Run:
                 "open parts": (open_parts, SLOTS + 300),
                 "free slots": (line._slots.free_count, SLOTS),
                 "verdicts without ack": (line._output.unacked_count, 4096),
-                "journal rows": (line._journal.rows_held, 20_000),
+                "journal rows": (line._journal.rows_held, self.case.journal_rows_max),
             }
             for what, (count, limit) in held.items():
                 if count > limit:

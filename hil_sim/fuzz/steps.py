@@ -77,6 +77,7 @@ class KillAt:
     count: int
     from_ns: int
     is_done: bool = False
+    is_reached: bool = False
 
 
 class Stepper:
@@ -126,6 +127,6 @@ class Stepper:
                     continue
                 kill.count -= 1
                 if kill.count <= 0:
-                    kill.is_done = True
+                    kill.is_done = kill.is_reached = True
                     world.kill(process, f"{when} {step}")
                     raise Killed

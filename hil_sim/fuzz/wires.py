@@ -19,6 +19,7 @@ import zmq
 from hil_sim.fuzz.host import MS, Fiber, Process, World
 
 DEFAULT_HIGH_WATER = 1000
+_AGAIN = zmq.Again()  # made once: making one looks its text up
 LOCAL_NS = (20_000, 400_000)
 """Shortest and longest way of a message inside the host, or over a quiet network."""
 HANDSHAKE_NS = (100_000, 2 * MS)
@@ -81,7 +82,8 @@ class Network:
 
     def between(self, bounds: tuple[int, int]) -> int:
         """A length of time from the network's own chance."""
-        return self.random.randrange(*bounds)
+        shortest, longest = bounds
+        return shortest + int(self.random.random() * (longest - shortest))
 
     def cut(self, endpoint: str, until_ns: int) -> None:
         """Nothing gets through to this address until then; both ends find out by silence."""
@@ -113,7 +115,7 @@ class Network:
         """How long the next message to or from this address takes."""
         way_ns = self.between(LOCAL_NS)
         if self.slow_until_ns.get(endpoint, 0) > self.world.now_ns:
-            way_ns += self.random.randrange(self.slow_ns)
+            way_ns += self.between((0, self.slow_ns))
         return way_ns
 
 
@@ -172,7 +174,7 @@ class Socket:
                 raise zmq.ZMQError(zmq.EHOSTUNREACH)
             self._put(wire, wire.dealer, list(frames[1:]))
         elif self.wire is None:
-            raise zmq.Again
+            raise _AGAIN.with_traceback(None)
         else:
             self._put(self.wire, self.wire.router, list(frames))
 
@@ -184,7 +186,7 @@ class Socket:
         """The next message. Raises zmq.Again."""
         self.network.world.here  # noqa: B018
         if not self.inbox:
-            raise zmq.Again
+            raise _AGAIN.with_traceback(None)
         wire, frames = self.inbox.popleft()
         wire.waiting[self] -= 1
         if self.kind == zmq.ROUTER:
@@ -228,7 +230,7 @@ class Socket:
 
     def _put(self, wire: Wire, to: Socket, frames: list[bytes]) -> None:
         if wire.waiting.get(to, 0) >= self._high_water(to):
-            raise zmq.Again
+            raise _AGAIN.with_traceback(None)
         wire.waiting[to] = wire.waiting.get(to, 0) + 1
         world = self.network.world
         at_ns = world.now_ns + self.network.way_ns(wire.router.endpoint)

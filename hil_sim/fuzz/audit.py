@@ -15,6 +15,7 @@ from typing import Any
 from hil_sim.fuzz.engines import FACTS, score_of
 from hil_sim.fuzz.host import MS, Process, World
 from hil_sim.fuzz.outside import Camera, Got, Key, Sent
+from lines import ledger as ledger_
 from lines.ledger import Ledger
 from lines.output import VerdictOutput
 from lines.settings import LineSettings
@@ -31,6 +32,9 @@ class Accepted:
     received_at_ns: int
     due_at_ns: int
     crowd: int
+    place: int
+    """In the ledger's ring."""
+    overwritten_by: Process | None = None
 
 
 @dataclass(slots=True)
@@ -63,6 +67,7 @@ class Audit:
         self._slack_ns = slack_ns
         self._excused = excused
         self._open: Counter[Process] = Counter()
+        self._ring: dict[tuple[str, int], Accepted] = {}
 
     # --- where it looks ---------------------------------------------------------------------
 
@@ -73,7 +78,7 @@ class Audit:
         @wraps(accept)
         def on_accept(ledger: Ledger, part: int, row: dict[str, Any]) -> None:
             accept(ledger, part, row)
-            self._accepted(row)
+            self._accepted(row, part % ledger_.ENTRIES)
 
         @wraps(send)
         def on_send(output: VerdictOutput, fields: dict[str, Any]) -> bool:
@@ -84,14 +89,18 @@ class Audit:
 
         return [(Ledger, "accept", on_accept), (VerdictOutput, "send", on_send)]
 
-    def _accepted(self, row: dict[str, Any]) -> None:
+    def _accepted(self, row: dict[str, Any], place: int) -> None:
         key = (row["line"], row["session"], row["seq"])
         life = self.world.here
         if key in self.accepted:
             self.world.mistake(1, f"{key} is accepted a second time")
         self._open[life] += 1
         crowd = self._open[life]
-        self.accepted[key] = Accepted(life, row["received_at_ns"], row["due_at_ns"], crowd)
+        accepted = Accepted(life, row["received_at_ns"], row["due_at_ns"], crowd, place)
+        former = self._ring.get((key[0], place))
+        if former is not None:
+            former.overwritten_by = life
+        self.accepted[key] = self._ring[key[0], place] = accepted
 
     def _deciding(self, fields: dict[str, Any]) -> Decided:
         key = (fields["line"], fields["session"], fields["seq"])
@@ -188,7 +197,10 @@ class Audit:
             row = journalled.get(key)
             if row is None:
                 is_told = f"line-{key[0]}" in dropped or is_memory_full
-                if not is_told:
+                # A line and the journal lost together: rows of more parts than the ledger holds.
+                is_past = accepted.life.is_dead and accepted.overwritten_by is not None
+                self.counts["rows_past_the_ring"] += is_past
+                if not is_told and not is_past:
                     self.world.mistake(8, f"{key} has no row, and nobody said that rows were lost")
                 continue
             self._judge_row(key, accepted, row)

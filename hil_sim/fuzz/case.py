@@ -99,6 +99,7 @@ KINDS: dict[str, tuple[str, int, int]] = {
     "camera-corrupt": ("line", 30, 300),
     "camera-restart": ("line", 0, 0),
     "camera-clock": ("line", 0, 0),
+    "decode-slow": ("line", 50, 400),
     "actuator-silent": ("line", 100, 900),
     "actuator-asks": ("line", 0, 0),
     "fallback-fails": ("line", 30, 400),
@@ -156,7 +157,7 @@ def case_of(seed: int) -> Case:
         readmit_ms=5000 if seed % 16 == 0 else 500,
         cycle_ms=cycle_ms,
         deadline_ms=random.choice((70, 110, 200)),
-        journal_rows_max=random.choice((20_000, 20_000, 25)),
+        journal_rows_max=random.choice((20_000, 20_000, 12)),
         faults=tuple(sorted(faults, key=lambda fault: fault.at_ms)),
     )
 

@@ -145,6 +145,8 @@ def _rest(plant: Plant, fault: Fault, now_ns: int, until_ns: int) -> None:
         case "event-journal-full":
             until(lambda: setattr(machine, "is_event_disk_full", True),
                   lambda: setattr(machine, "is_event_disk_full", False))  # fmt: skip
+        case "decode-slow":
+            machine.decode.slow_until_ns = until_ns
         case "wall-step":
             world.wall_offset_ns += int(fault.detail) * MS
         case "shm-full":

@@ -161,7 +161,8 @@ class Run:
             return True
         for fault in case.faults:
             own = fault.kind.startswith(("fallback-f", "fallback-w", "camera-", "link-"))
-            if not own or plant.lines[fault.target] != line:
+            is_everybodys = fault.kind == "decode-slow"
+            if not is_everybodys and (not own or plant.lines[fault.target] != line):
                 continue
             begins_ns = self.begins_ns + fault.at_ms * MS
             ends_ns = begins_ns + fault.for_ms * MS + AFTER_EFFECT_NS

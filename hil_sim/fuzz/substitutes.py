@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import crc32c
 import zmq
 
 from appliance import event_journal, journal, journal_store
@@ -28,7 +29,7 @@ from fallback import session
 from hil_sim.fuzz import engines, machine
 from hil_sim.fuzz.host import World
 from hil_sim.fuzz.wires import Network, Poller, Socket
-from lines import keys, ledger, process, sockets, threads
+from lines import keys, ledger, process, slots, sockets, threads
 
 SHIPPED = ("appliance.", "lines.", "fallback.", "deadline_batcher.")
 DRIVEN = (
@@ -37,7 +38,11 @@ DRIVEN = (
     "appliance.triton.region", "lines.process", "lines.admission", "lines.intake", "lines.output",
 )  # fmt: skip
 """Loaded before the names are looked for."""
-LEDGER_ENTRIES = 64
+LEDGER_ENTRIES = 24
+"""So few that the ring comes round in a run."""
+DECODE_NS = (200_000, 2_000_000)
+DECODE_SLOW_NS = 160_000_000
+PREEMPTED_NS = 500_000
 
 
 class Zmq:
@@ -101,6 +106,39 @@ def _no_locks(*_: object) -> Any:
     return Free()
 
 
+class SlowDecode:
+    """lines.threads.decode, which takes its time; `slow_until_ns`: far more than it should."""
+
+    def __init__(self, world: World) -> None:
+        self.slow_until_ns = 0
+        self._world = world
+        self._random = world.stream("decode")
+        self._decode = threads.decode
+
+    def __call__(self, header: Any, payload: Any, shape: tuple[int, int, int]) -> Any:
+        """Decode, in its own thread."""
+        longest_ns = DECODE_NS[1]
+        if self.slow_until_ns > self._world.now_ns:
+            longest_ns = DECODE_SLOW_NS
+        self._world.sleep(self._random.randrange(DECODE_NS[0], longest_ns))
+        return self._decode(header, payload, shape)
+
+
+class Preempted:
+    """The module `crc32c` in lines.slots: the decode thread may lose its core before it counts."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._random = world.stream("preempted")
+
+    def crc32c(self, picture: Any) -> int:
+        """The checksum."""
+        fiber = self._world.current
+        if fiber is not None and fiber.name == "decode" and self._random.random() < 0.3:
+            self._world.sleep(self._random.randrange(PREEMPTED_NS))
+        return int(crc32c.crc32c(picture))
+
+
 class EventWriter:
     """appliance.event_journal._Writer: keeps the lines; `full` says that its disk is full."""
 
@@ -136,6 +174,7 @@ class Machine:
         self.disk = machine.Disk(world)
         self.event_journals: list[EventWriter] = []
         self.is_event_disk_full = False
+        self.decode = SlowDecode(world)
         self.make_session: Callable[..., engines.Session] = engines.no_model
         self.servers: dict[str, engines.Server] = {}
 
@@ -180,6 +219,8 @@ class Machine:
             (shm.Segment, "attach", memory.attach),
             (shm.Segment, "unlink", lambda segment: memory.unlink(segment)),
             (process, "hash", lambda text: 0),
+            (threads, "decode", self.decode),
+            (slots, "crc32c", Preempted(world)),
         ]
 
     def _event_writer(self, path: object) -> EventWriter:

@@ -17,11 +17,9 @@ from hil_sim.fuzz.substitutes import Change
 from lines import process as process_
 from lines.journal_link import JournalSender
 from lines.ledger import EntryState, Ledger
-from lines.output import VerdictOutput
 from lines.part_book import PartBook
 from lines.pool_link import PoolLink
 from lines.process import LineProcess
-from lines.slots import SlotWriter
 from lines.threads import JobThread
 
 Plant = Callable[[], list[Change]]
@@ -159,15 +157,14 @@ def wall_clock_decides() -> list[Change]:
 
 
 def offers_are_kept() -> list[Change]:
-    """The batcher keeps what it refused."""
+    """The batcher keeps what it has answered."""
 
-    def refuse(self: LineLinks, key: Any, reason: str) -> None:
+    def answer(self: LineLinks, key: Any, result: link.Result) -> None:
         offer = self._offers.get(key)
         if offer is not None:
-            refused = link.Refused(offer.part.part, link.REFUSALS.index(reason))
-            self._send(offer.line_id, refused)
+            self._send(offer.line_id, result)
 
-    return [(LineLinks, "refuse", refuse)]
+    return [(LineLinks, "answer", answer)]
 
 
 def margins_forgotten() -> list[Change]:
@@ -182,17 +179,15 @@ def margins_forgotten() -> list[Change]:
     return [(g.Guard, "handle", late)]
 
 
-def slot_reused_while_read() -> list[Change]:
-    """A decided part's slot is free at once, even if the fallback or a decoder is still at it."""
+def slot_reused_while_decoding() -> list[Change]:
+    """A decided part's slot is free at once, even while the decode thread is still to write it."""
+    decide = LineProcess._decide
 
-    def close(self: PartBook, part: Any) -> None:
-        if self._parts.pop(part.part, None) is not None and part.slot is not None:
-            self._slots.release(part.slot)
+    def hasty(self: LineProcess, part: Any, command: g.Decide) -> None:
+        decide(self, part, command)
+        self._book.close(part)
 
-    def take(self: SlotWriter) -> int | None:
-        return self._free.pop() if self._free else None
-
-    return [(PartBook, "close", close), (SlotWriter, "take", take)]
+    return [(LineProcess, "_decide", hasty)]
 
 
 def accepted_after_the_ack() -> list[Change]:
@@ -205,30 +200,13 @@ def sent_row_not_written() -> list[Change]:
     return [(Ledger, "sent", lambda self, part, row: None)]
 
 
-def verdict_after_a_lost_link() -> list[Change]:
-    """A verdict that found no actuator is sent again with the next one."""
-    send = VerdictOutput.send
-    kept: list[dict[str, Any]] = []
-
-    def again(self: VerdictOutput, fields: dict[str, Any]) -> bool:
-        for late in list(kept):
-            kept.remove(late)
-            self.send(late)
-        is_sent = send(self, fields)
-        if not is_sent and self._actuator is not None:
-            kept.append(fields)
-        return is_sent
-
-    return [(VerdictOutput, "send", again)]
-
-
 BUGS: dict[str, Plant] = {
     plant.__name__: plant
     for plant in (
         forgets_its_former_self, hello_is_lost, slot_without_quarantine,
         no_take_over_without_refusal, answers_are_believed, refused_part_forgotten, slot_leaks,
         dropped_rows_untold, wakeup_lost, state_before_row, commit_failure_ignored,
-        wall_clock_decides, offers_are_kept, margins_forgotten, slot_reused_while_read,
+        wall_clock_decides, offers_are_kept, margins_forgotten, slot_reused_while_decoding,
         accepted_after_the_ack, sent_row_not_written,
     )
 }  # fmt: skip

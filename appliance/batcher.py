@@ -85,6 +85,7 @@ class Batcher:
         self._news: deque[News] = deque()
         self._answers: deque[_Run] = deque()
         self._goldens_run = 0
+        self._void: set[int] = set()  # batches out on a GPU that was found faulty meanwhile
         self._events: deque[tuple[m.Event, int]] = deque()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._journal = JournalSender(
@@ -110,6 +111,7 @@ class Batcher:
             settings.link_endpoint,
             settings.lines,
             [model.name for model in settings.models],
+            len(settings.endpoints),
             self._epoch,
             self._tell,
         )
@@ -137,6 +139,8 @@ class Batcher:
             self._take_answers()
             self._take_news()
             for event in self._lines.received(time.monotonic_ns, MESSAGES_PER_TURN):
+                if isinstance(event, m.GpuDoubted) and event.is_fault:
+                    self._void.add(self._core.snapshot().gpu_batches[event.gpu])
                 self._feed(event, time.monotonic_ns())
             self._journal.on_readable()
             now_ns = time.monotonic_ns()
@@ -242,6 +246,9 @@ class Batcher:
         outcome = run.error or "ok"
         if run.error is None and not np.array_equal(slot.echoes[:size], slot.nonces[:size]):
             outcome = "a row was not written, or is another's"
+        if batch.batch_id in self._void:
+            self._void -= {batch.batch_id, 0}  # 0: nothing was out
+            outcome = "its GPU was found faulty while it ran"
         self._note_batch(run, batch, outcome)
         if outcome != "ok":
             self._tell("batch.failed", f"gpu{run.gpu}", outcome)

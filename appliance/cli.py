@@ -18,6 +18,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "check": ("appliance.plant_errors:main", "check a plant file"),
     "profile": ("appliance.profile_command:main", "measure worst-case execution times"),
     "size": ("hil_sim.size_command:main", "whether a plant fits with N, N-1 and N-2 GPUs, and why"),
+    "capacity": ("hil_sim.capacity_command:main", "which lines so many GPUs carry, for shedding"),
     "gate": ("fallback.gate:main", "compare pool model and fallback with the baseline"),
     "check-journal": ("hil_sim.check_journal:main", "decide the promise from the records"),
     "sim": ("hil_sim.sim_command:sim_main", "simulations in virtual time: policies, fuzz"),

@@ -28,6 +28,7 @@ class PartBook:
         self._ledger = ledger
         self._parts: dict[int, OpenPart] = {}
         self._reading: set[int] = set()
+        self._trials: set[int] = set()
         self._next_number = 1
         self._last_lost = 0
         self.new_clock()
@@ -126,9 +127,17 @@ class PartBook:
         """The fallback thread no longer reads the part's slot."""
         self._reading.discard(number)
 
+    def trial_begins(self, part: OpenPart) -> None:
+        """The pool's answer on the part is wanted also after its verdict."""
+        self._trials.add(part.part)
+
+    def trial_ended(self, number: int) -> None:
+        """It is wanted no more."""
+        self._trials.discard(number)
+
     def close(self, part: OpenPart) -> None:
-        """Give the slot back and forget the part, unless the fallback thread still reads it."""
-        if part.part in self._reading:
+        """Give the slot back and forget the part, unless a thread or the pool still reads it."""
+        if part.part in self._reading or part.part in self._trials:
             return
         if self._parts.pop(part.part, None) is not None and part.slot is not None:
             self._slots.release(part.slot)

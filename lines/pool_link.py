@@ -5,7 +5,7 @@ from __future__ import annotations
 import zmq
 
 from deadline_batcher import link
-from deadline_batcher.link import Hello, LineBeat, Message
+from deadline_batcher.link import Hello, LineBeat, Message, OfferedLoad
 
 BEAT_EVERY_NS = 250_000_000
 HIGH_WATER_MESSAGES = 256
@@ -47,11 +47,12 @@ class PoolLink:
         """Send one message; False if the batcher is away or full."""
         return self._send(link.pack(message))
 
-    def beat(self, now_ns: int) -> int:
-        """Send a beat if one is due; returns when the next one is."""
+    def beat(self, now_ns: int, parts: int, route: int) -> int:
+        """Send a beat and the line's load if one is due; returns when the next one is."""
         if now_ns >= self._beat_at_ns:
             self._beat_at_ns = now_ns + BEAT_EVERY_NS
             self._send(link.pack(LineBeat(now_ns)))
+            self._send(link.pack(OfferedLoad(now_ns, parts, route)))
         return self._beat_at_ns
 
     def received(self) -> list[Message | Hello]:

@@ -15,7 +15,10 @@ from appliance.triton.endpoint import ServedModel
 from appliance.triton.goldens import Goldens
 from deadline_batcher import shm
 from deadline_batcher.plan import Category, LineTiming, Plan, PolicySpec
+from deadline_batcher.shedding import SHARE_ONE, ShedPlan
+from deadline_batcher.sizing.load import Load, SizedCategory, Stream
 from deadline_batcher.window import deeprt_window_ns
+from fallback.route import RoutePlan
 from fallback.session import identity
 from hil_sim.fuzz import substitutes
 from hil_sim.fuzz.audit import Audit
@@ -71,6 +74,34 @@ def line_settings(case: Case, line: str) -> LineSettings:
         deadline_ns=case.deadline_ms * MS, actuation_ns=5 * MS, output_ns=2 * MS, timer_ns=2 * MS,
         start_ns=MS, transport_min_ns=MS, transport_max_ns=20 * MS, fail_safe="reject",
         inhibit_outputs=False, slots=SLOTS, limits=Limits(1000, 1000), journal_backlog_s=BACKLOG_S,
+        route_plan=route_plan(case), trial_latency_ns=case.deadline_ms * MS * 3 // 4,
+        trial_bands=(0.005, 0.005),
+    )  # fmt: skip
+
+
+def route_plan(case: Case) -> RoutePlan:
+    """The shipped rules with times that fit into a second."""
+    return RoutePlan(
+        window_ns=600 * MS, window_parts_min=6, latency_percentile=90,
+        latency_ns=case.deadline_ms * MS * 9 // 10, hedge_permille=300, late_permille=300,
+        beat_lost_ns=600 * MS, return_after_ns=80 * MS, return_after_max_ns=640 * MS,
+        steady_ns=400 * MS, trial_frames=2,
+    )  # fmt: skip
+
+
+def shed_plan(case: Case, plan: Plan) -> ShedPlan:
+    """A pool of which each GPU carries 0.9 of itself."""
+    category = plan.categories[0]
+    streams = tuple(
+        Stream(line, 0, timing.cycle_ns, timing.deadline_ns, timing.deadline_ns, 4 * MS, 1 + place)
+        for place, (line, timing) in enumerate(zip(line_names(case), plan.lines, strict=True))
+    )
+    sized = SizedCategory(category.name, category.wcet_ns, category.window_ns)
+    return ShedPlan(
+        load=Load((sized,), streams, plan.timer_ns, category.wcet_ns[0]),
+        tests=(), capacity=tuple(SHARE_ONE * 9 // 10 * gpus for gpus in range(case.gpus + 1)),
+        rate_window_ns=500 * MS, rate_margin_permille=50, peak_hold_ns=500 * MS,
+        suspect_ns=200 * MS, return_after_ns=80 * MS, return_step_ns=20 * MS,
     )  # fmt: skip
 
 
@@ -179,9 +210,10 @@ class Plant:
 
     def _batcher(self, life: Process) -> None:
         shm.sweep(TAG)
+        plan = plan_of(self.case)
         life.subject = Batcher(
             BatcherSettings(
-                plan=plan_of(self.case), plant_tag=TAG, lines=tuple(self.lines),
+                plan=plan, shed=shed_plan(self.case, plan), plant_tag=TAG, lines=tuple(self.lines),
                 models=(ServedModel("model", len(POOL_WCET_NS), goldens_of_run()),),
                 endpoints=tuple(self.machine.servers), link_endpoint=BATCHER_AT,
                 journal_endpoint=JOURNAL_AT, journal_backlog_s=BACKLOG_S,

@@ -216,7 +216,7 @@ class Run:
             line = plant.line(name)
             if line is None:
                 return [f"{name} is not there"]
-            if line._guard.open_count or line._book.numbers():
+            if line._core.open_count or line._book.numbers():
                 full.append(f"{name}: parts {line._book.numbers()} are open")
             if line._slots.free_count != SLOTS:
                 full.append(f"{name}: {line._slots.free_count} of {SLOTS} slots are free")

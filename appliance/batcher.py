@@ -9,13 +9,14 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
 import zmq
 
 from appliance.event_journal import EventJournal
+from appliance.line_admission import LineAdmission
 from appliance.line_links import LineLinks, Offer
 from appliance.triton.endpoint import (
     Endpoint,
@@ -30,6 +31,7 @@ from appliance.triton.endpoint import (
 from deadline_batcher import link
 from deadline_batcher import messages as m
 from deadline_batcher.plan import Plan
+from deadline_batcher.shedding import ShedPlan
 from deadline_batcher.timer import Signal, Timer
 from fallback.session import identity
 from lines.journal_link import JournalSender
@@ -46,6 +48,7 @@ class BatcherSettings:
     """What the batcher is told. `lines` and `models` are in the plan's order."""
 
     plan: Plan
+    shed: ShedPlan
     plant_tag: str
     lines: tuple[str, ...]
     models: tuple[ServedModel, ...]
@@ -115,6 +118,7 @@ class Batcher:
             self._epoch,
             self._tell,
         )
+        self._admission = LineAdmission(settings.shed, settings.lines, self._lines, self._tell)
 
     # --- the loop ---------------------------------------------------------------------------
 
@@ -144,16 +148,17 @@ class Batcher:
                 self._feed(event, time.monotonic_ns())
             self._journal.on_readable()
             now_ns = time.monotonic_ns()
-            if now_ns >= beat_at_ns:
+            has_changed = self._admission.turn(self._core.snapshot().gpu_states, now_ns)
+            if has_changed or now_ns >= beat_at_ns:
                 beat_at_ns = now_ns + BEAT_EVERY_NS
-                states = self._core.snapshot().gpu_states
-                self._lines.beat(sum(state == "READY" for state in states))
+                self._lines.beat(self._admission.gpus_ready)
             if now_ns >= lateness_at_ns:
                 lateness_at_ns = now_ns + LATENESS_EVERY_NS
                 self._tell_lateness()
             self._journal.flush(now_ns)
             wakeups = [
                 beat_at_ns,
+                self._admission.wakeup_at_ns(),
                 self._core.wakeup_at_ns(),
                 self._journal.flush_due_at_ns(),
             ]
@@ -211,13 +216,7 @@ class Batcher:
                 "url": self.settings.endpoints[news.gpu],
                 "version": news.live.version,
                 "endpoint_epoch": news.live.epoch,
-                "inference_count": counters.inference_count,
-                "execution_count": counters.execution_count,
-                "queue_ns": counters.queue_ns,
-                "compute_input_ns": counters.compute_input_ns,
-                "compute_infer_ns": counters.compute_infer_ns,
-                "compute_output_ns": counters.compute_output_ns,
-                "success_ns": counters.success_ns,
+                **asdict(counters),
             }
             self._journal.add("triton", row)
 

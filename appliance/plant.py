@@ -105,6 +105,52 @@ class FallbackSection(Section):
     warm_every_ms: Milliseconds = 1000
 
 
+class RouteSection(Section):
+    """`[route]`: when a line leaves the pool, and how it comes back.
+
+    latency_share, trial_latency_share: of the line's slo_p99_ms (without one, of the time until
+    its verdict must have left). hedge_share, late_share: left out, they follow from slo_pool_share.
+    capacity: the table of `takt capacity`; without one, the plant file's own word.
+    shed_, rate_, suspect_: what the batcher is told for shedding (deadline_batcher/shedding.py).
+    """
+
+    window_ms: Milliseconds = 10_000
+    window_parts_min: int = Field(default=10, ge=1, le=1000)
+    latency_percentile: int = Field(default=90, ge=1, le=100)
+    latency_share: float = Field(default=0.95, gt=0, le=1)
+    hedge_share: float | None = Field(default=None, ge=0, le=1)
+    late_share: float | None = Field(default=None, ge=0, le=1)
+    batcher_silent_ms: Milliseconds = 1000
+    return_after_ms: Milliseconds = 2000
+    return_after_max_ms: Milliseconds = 60_000
+    steady_ms: Milliseconds = 60_000
+    trial_frames: int = Field(default=5, ge=1, le=1000)
+    trial_latency_share: float = Field(default=0.85, gt=0, le=1)
+    trial_band_pool: float = Field(default=0.005, ge=0, le=1)
+    trial_band_fallback: float = Field(default=0.05, ge=0, le=1)
+    capacity: str | None = None
+    shed_return_after_ms: Milliseconds = 2000
+    shed_return_step_ms: MillisecondsOrZero = 250
+    rate_window_ms: Milliseconds = 10_000
+    rate_margin_share: float = Field(default=0.05, ge=0, le=1)
+    rate_peak_hold_ms: Milliseconds = 60_000
+    suspect_ms: MillisecondsOrZero = 500
+
+    @model_validator(mode="after")
+    def _holds_fit(self) -> RouteSection:
+        if self.return_after_ms > self.return_after_max_ms:
+            raise ValueError(
+                f"return_after_ms {self.return_after_ms:g} is more than "
+                f"return_after_max_ms {self.return_after_max_ms:g}"
+            )
+        if self.trial_latency_share > self.latency_share:
+            raise ValueError(
+                f"trial_latency_share {self.trial_latency_share:g} is more than latency_share "
+                f"{self.latency_share:g}: a line would return only to leave again"
+            )
+        return self
+
+
 class HostSection(Section):
     """`[host]`: cores kept for lines and batcher, and the real-time class of their loops.
 
@@ -219,6 +265,7 @@ class Plant(Section):
     paths: PathsSection = PathsSection()
     margins: MarginsSection = MarginsSection()
     fallback: FallbackSection = FallbackSection()
+    route: RouteSection = RouteSection()
     limits: LimitsSection = LimitsSection()
     monitor: MonitorSection = MonitorSection()
     host: HostSection = HostSection()

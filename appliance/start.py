@@ -16,9 +16,10 @@ import zmq
 
 from appliance.memory import lock_memory
 from appliance.placement import place
-from appliance.planning import PlanningError, make_plan, profiles_of
+from appliance.planning import PlanningError, make_plan, profiles_of, route_plan, slo_ns
 from appliance.plant import Plant, ms_to_ns
 from appliance.plant_errors import PlantError, load_plant
+from appliance.shed_planning import shed_plan
 from deadline_batcher.shm import SharedMemoryError, sweep
 from fallback.session import Session, SessionError, identity
 from lines.admission import Limits
@@ -90,6 +91,9 @@ def line_settings(plant: Plant, line_id: str) -> LineSettings:
         slots=plant.limits.slots_per_line,
         limits=Limits(plant.limits.picture_bytes_max, plant.limits.picture_pixels_max),
         journal_backlog_s=plant.limits.journal_backlog_s,
+        route_plan=route_plan(plant, line),
+        trial_latency_ns=round(plant.route.trial_latency_share * slo_ns(plant, line)),
+        trial_bands=(plant.route.trial_band_pool, plant.route.trial_band_fallback),
     )
 
 
@@ -101,8 +105,11 @@ def batcher_settings(plant: Plant) -> BatcherSettings:
     from appliance.triton.goldens import Goldens
 
     runtime = plant.path(plant.paths.runtime)
+    profiles = profiles_of(plant)
+    plan = make_plan(plant, profiles)
     return BatcherSettings(
-        plan=make_plan(plant, profiles_of(plant)),
+        plan=plan,
+        shed=shed_plan(plant, plan, profiles),
         plant_tag=plant.tag,
         lines=tuple(line.id for line in plant.line),
         models=tuple(

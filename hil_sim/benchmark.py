@@ -23,7 +23,7 @@ from typing import Any
 
 from appliance.cli import takt_version
 from appliance.profiler import cpu_name
-from hil_sim import scheduler_benchmark, soak_benchmark, timer_benchmark
+from hil_sim import scheduler_benchmark, shed_benchmark, soak_benchmark, timer_benchmark
 from hil_sim.size_benchmark import size_figures
 
 PROJECT = Path(__file__).resolve().parent.parent
@@ -201,6 +201,11 @@ def scheduler(options: argparse.Namespace) -> dict[str, Any]:
     return scheduler_benchmark.report()
 
 
+def shedding(options: argparse.Namespace) -> dict[str, Any]:
+    """How long it takes to say which lines are on the pool, from 12 to 500 lines."""
+    return shed_benchmark.report()
+
+
 def soak(options: argparse.Namespace) -> dict[str, Any]:
     """Whether memory, descriptors, threads or shared memory grow over --seconds (3600 is apt)."""
     return soak_benchmark.report(options.seconds)
@@ -216,6 +221,7 @@ BENCHMARKS: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
     "kills": kills,
     "start": start,
     "scheduler": scheduler,
+    "shedding": shedding,
     "size": size,
     "soak": soak,
     "timer": timer,

@@ -244,21 +244,3 @@ def main(argv: Sequence[str]) -> int:
         options.json.write_text(json.dumps(told, indent=2) + "\n")
         console.print(f"written: {options.json}")
     return 0
-
-
-def _nemesis(argv: Sequence[str]) -> int:
-    from hil_sim.nemesis.command import main as nemesis_main
-
-    return nemesis_main(argv)
-
-
-SUBCOMMANDS = {"policies": main, "nemesis": _nemesis}
-
-
-def sim_main(argv: Sequence[str] | None = None) -> int:
-    """`takt sim SUBCOMMAND`."""
-    words = list(sys.argv[1:] if argv is None else argv)
-    if words and words[0] in SUBCOMMANDS:
-        return SUBCOMMANDS[words[0]](words[1:])
-    print("usage: takt sim {policies|nemesis} ...     takt sim nemesis --help")
-    return 0 if words and words[0] in ("-h", "--help") else 2

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from deadline_batcher.shm import SHM_FOLDER, Segment, new_name
+from fallback.route import RoutePlan
 from lines.admission import Admission, Limits
 from lines.ledger import Ledger
 from lines.part_book import PartBook
@@ -30,6 +31,8 @@ SETTINGS = LineSettings(
     deadline_ns=100 * MS, actuation_ns=20 * MS, output_ns=3 * MS, timer_ns=1, start_ns=1,
     transport_min_ns=0, transport_max_ns=0, fail_safe="reject", inhibit_outputs=False,
     slots=SLOTS, limits=Limits(1, 1), journal_backlog_s=1.0,
+    route_plan=RoutePlan(1, 1, 90, 1, 0, 0, 1, 1, 1, 1, 1), trial_latency_ns=1,
+    trial_bands=(0.0, 0.0),
 )  # fmt: skip
 
 

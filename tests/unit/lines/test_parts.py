@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deadline_batcher.link import Result
+from fallback.route import RoutePlan
 from lines import wire
 from lines.admission import Limits
 from lines.clock import Capture
@@ -36,6 +37,8 @@ def settings(**changes: Any) -> LineSettings:
         "deadline_ns": 100 * MS, "actuation_ns": 20 * MS, "output_ns": 3 * MS, "timer_ns": 1,
         "start_ns": 1, "transport_min_ns": 0, "transport_max_ns": 0, "fail_safe": "divert",
         "inhibit_outputs": False, "slots": 4, "limits": Limits(1, 1), "journal_backlog_s": 1.0,
+        "route_plan": RoutePlan(1, 1, 90, 1, 0, 0, 1, 1, 1, 1, 1), "trial_latency_ns": 1,
+        "trial_bands": (0.0, 0.0),
     }  # fmt: skip
     return LineSettings(**{**fields, **changes})
 

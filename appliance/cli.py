@@ -21,7 +21,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "capacity": ("hil_sim.capacity_command:main", "which lines so many GPUs carry, for shedding"),
     "gate": ("fallback.gate:main", "compare pool model and fallback with the baseline"),
     "check-journal": ("hil_sim.check_journal:main", "decide the promise from the records"),
-    "sim": ("hil_sim.policies_command:sim_main", "batching rules over scenarios, in virtual time"),
+    "sim": ("hil_sim.sim_command:sim_main", "simulations in virtual time: policies, fuzz"),
     "replay": ("appliance.replay:main", "replay a batcher's event journal"),
     "benchmark": ("hil_sim.benchmark:main", "measure what the README claims"),
     "test": ("appliance.testing:main", "run the project's tests"),

@@ -10,25 +10,25 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import zmq
 
-from appliance.batcher import Batcher, BatcherSettings
 from appliance.memory import lock_memory
 from appliance.placement import place
 from appliance.planning import PlanningError, make_plan, profiles_of, route_plan, slo_ns
 from appliance.plant import Plant, ms_to_ns
 from appliance.plant_errors import PlantError, load_plant
 from appliance.shed_planning import shed_plan
-from appliance.triton.endpoint import ServedModel
-from appliance.triton.goldens import Goldens
 from deadline_batcher.shm import SharedMemoryError, sweep
 from fallback.session import Session, SessionError, identity
 from lines.admission import Limits
 from lines.keys import KeyFileError
 from lines.process import LineProcess
 from lines.settings import LineSettings, ModelIdentity
+
+if TYPE_CHECKING:
+    from appliance.batcher import BatcherSettings
 
 EVENT_JOURNAL_BYTES_MAX = 64 * 1024 * 1024
 SWITCH_INTERVAL_S = 0.0005
@@ -101,6 +101,11 @@ def line_settings(plant: Plant, line_id: str) -> LineSettings:
 
 def batcher_settings(plant: Plant) -> BatcherSettings:
     """Resolve the batcher. Raises PlanningError or SessionError."""
+    # gRPC costs a line that starts anew a third of its time, and it has no use for it.
+    from appliance.batcher import BatcherSettings
+    from appliance.triton.endpoint import ServedModel
+    from appliance.triton.goldens import Goldens
+
     runtime = plant.path(plant.paths.runtime)
     profiles = profiles_of(plant)
     plan = make_plan(plant, profiles)
@@ -186,6 +191,8 @@ def line_main(argv: Sequence[str] | None = None) -> int:
 
 def batcher_main(argv: Sequence[str] | None = None) -> int:
     """`takt batcher --plant FILE`."""
+    from appliance.batcher import Batcher
+
     parser = argparse.ArgumentParser(
         prog="takt batcher",
         description="Run the batcher: parts of all lines in deadline batches to the pool.",

@@ -27,6 +27,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "line": ("appliance.start:line_main", "one line's process"),
     "batcher": ("appliance.start:batcher_main", "the batcher's process"),
     "journal": ("appliance.journal:main", "the journal's process"),
+    "rescore": ("appliance.rescore:main", "asks the CPU again about some of the pool's answers"),
     "triton": ("appliance.triton.server:main", "one embedded Triton"),
     "camera": ("hil_sim.cameras:main", "imitated cameras"),
     "actuator": ("hil_sim.actuators:main", "imitated actuators"),

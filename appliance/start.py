@@ -9,17 +9,22 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
 import zmq
 
-from appliance.batcher import Batcher, BatcherSettings
+from appliance.batcher import Batcher, BatcherSettings, Rescoring
 from appliance.planning import PlanningError, make_plan, profiles_of
 from appliance.plant import Plant, ms_to_ns
 from appliance.plant_errors import PlantError, load_plant
-from appliance.triton.endpoint import ServedModel
+from appliance.rescore import endpoint_of
+from appliance.triton.endpoint import Server
 from appliance.triton.goldens import Goldens
+from appliance.triton.news import ServedModel
+from appliance.triton.restart import ask_restart, socket_path
+from appliance.triton.standing import Patience
 from deadline_batcher.shm import SharedMemoryError, sweep
 from fallback.session import Session, SessionError, identity
 from lines.admission import Limits
@@ -102,12 +107,17 @@ def batcher_settings(plant: Plant) -> BatcherSettings:
             ServedModel(model.name, model.batch_max, Goldens(plant.path(model.pool)))
             for model in plant.model
         ),
-        endpoints=tuple(plant.pool.endpoints),
+        servers=tuple(
+            Server(url, plant.pool.server_version, partial(ask_restart, socket_path(runtime, slot)))
+            for slot, url in enumerate(plant.pool.endpoints)
+        ),
         link_endpoint=f"ipc://{runtime}/batcher.sock",
         journal_endpoint=f"ipc://{runtime}/journal.sock",
         journal_backlog_s=plant.limits.journal_backlog_s,
+        rescore=Rescoring(endpoint_of(plant), plant.pool.rescore_permille, plant.pool.rescore_band),
         event_journal=plant.path(plant.paths.journal) / "batcher-events.jsonl",
         event_journal_bytes_max=EVENT_JOURNAL_BYTES_MAX,
+        patience=Patience(),
     )
 
 

@@ -102,6 +102,7 @@ class Scheduler:
                 self._gpu_changed(event, now_ns, commands)
             case GoldenWanted():
                 self._gpus[event.gpu].is_golden_wanted = self._is_golden_wanted = True
+                self._gpus[event.gpu].golden = (event.category, event.rows)
             case GoldenDone():
                 self._golden_done(event, now_ns, commands)
         if self._overdue_at_ns is not None and self._overdue_at_ns <= now_ns:
@@ -317,19 +318,23 @@ class Scheduler:
     # --- goldens ----------------------------------------------------------------------------
 
     def _run_goldens(self, now_ns: int, commands: list[Command]) -> None:
-        """Goldens go to idle GPUs only, and never where a batch would have to wait for one."""
-        longest_ns = max(category.wcet_ns[0] for category in self.plan.categories)
-        end_ns = now_ns + longest_ns
+        """Goldens go to idle GPUs only, and never where a batch would have to wait for one; one of
+        several pictures only beside another idle GPU, if there are others.
+        """
         for gpu in self._gpus:
             if not gpu.is_golden_wanted or not gpu.is_free:
                 continue
+            category, rows = gpu.golden
+            if rows > 1 and len(self._board.free) < min(2, self.plan.gpus):
+                continue
+            end_ns = now_ns + self.plan.categories[category].wcet_ns[rows - 1]
             if len(self._board.free) < 2 and any(
                 self._last_start_ns(number) <= end_ns for number in self._board.occupied
             ):
                 continue
             gpu.is_golden_wanted, gpu.is_golden_out = False, True
             gpu.overdue_at_ns = end_ns + self.plan.grace_ns
-            commands.append(RunGolden(gpu.number))
+            commands.append(RunGolden(gpu.number, category, rows))
             self._pool_changed()
         self._is_golden_wanted = any(gpu.is_golden_wanted for gpu in self._gpus)
 

@@ -250,7 +250,8 @@ class Batcher:
             run.gpu, run.category, len(run.golden), run.sent_at_ns, answered_at_ns, run.failure
         )
         if self._endpoints[run.gpu].live is run.live:  # else of a server that was lost meanwhile
-            self._feed(m.GoldenDone(run.gpu, run.failure is None), now_ns)
+            is_ok = run.failure is None or not run.failure.consequence.is_gpu_fault
+            self._feed(m.GoldenDone(run.gpu, is_ok), now_ns)
 
     @staticmethod
     def _times(run: _Run) -> tuple[int, int, int, int]:

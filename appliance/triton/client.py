@@ -8,7 +8,7 @@ connection of their own, so that their stalling says nothing of inference, nor t
 
 from __future__ import annotations
 
-import threading
+import itertools
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ RECONNECT_MAX_MS = 500
 _CHANNEL = (
     ("grpc.max_reconnect_backoff_ms", RECONNECT_MAX_MS),
     ("grpc.initial_reconnect_backoff_ms", 50),
-    ("grpc.min_reconnect_backoff_ms", 50),
+    ("grpc.min_reconnect_backoff_ms", RECONNECT_MAX_MS),
     ("grpc.keepalive_time_ms", 5_000),
     ("grpc.keepalive_timeout_ms", 2_000),
     ("grpc.http2.max_pings_without_data", 0),
@@ -93,8 +93,8 @@ class TritonClient:
         self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
         self._health = service_pb2_grpc.GRPCInferenceServiceStub(self._health_channel)
         self._calls: dict[tuple[str, int, int, str], Any] = {}
-        self._open = 0
-        self._lock = threading.Lock()
+        self._sent_at_ns: dict[int, int] = {}  # of the inference calls that have not ended
+        self._numbers = itertools.count()
         self._on_disconnect = on_disconnect
         self._was_connected = False
         if on_disconnect is not None:
@@ -103,7 +103,12 @@ class TritonClient:
     @property
     def open_calls(self) -> int:
         """Inference calls that have not ended. Only at 0 is the server left alone by `close`."""
-        return self._open
+        return len(self._sent_at_ns)
+
+    def oldest_ns(self, now_ns: int) -> int:
+        """How long the oldest open inference call has been so; 0 if there is none."""
+        sent = list(self._sent_at_ns.values())
+        return now_ns - min(sent) if sent else 0
 
     def close(self) -> None:
         """Give the connections back. Only once no call is open, or the server is gone."""
@@ -125,7 +130,10 @@ class TritonClient:
         try:
             return getattr(stub, name)(message, timeout=_seconds(limit_ns))
         except grpc.RpcError as error:
-            raise CallFailed(_failure(error)) from None
+            failure = _failure(error)
+            if failure.kind is Kind.UNANSWERED:  # of a control call: no inference hangs by it
+                failure = failure._replace(kind=Kind.SILENT)
+            raise CallFailed(failure) from None
 
     def health(self, model: str) -> Health:
         """What the server says of itself and one model."""
@@ -234,13 +242,12 @@ class TritonClient:
         message = self._calls.get(key)
         if message is None:
             message = self._calls[key] = _infer_message(model, region, slot, rows, shape)
-        with self._lock:
-            self._open += 1
+        number = next(self._numbers)
+        self._sent_at_ns[number] = time.monotonic_ns()
         future = self._stub.ModelInfer.future(message, timeout=_seconds(INFER_LIMIT_NS))
 
         def ended(call: Any) -> None:
-            with self._lock:
-                self._open -= 1
+            self._sent_at_ns.pop(number, None)
             code = call.code()
             is_good = code is grpc.StatusCode.OK
             on_answer(None if is_good else failure_of(code.name, call.details() or ""))

@@ -72,6 +72,7 @@ class Endpoint:
         self._news = news
         self._signal = signal
         self._epoch = 0
+        self._patience = patience
         self._standing = Standing(patience)
         self._proof = Proof(gpu, models, patience, self._tell)
         self._orders: deque[tuple[int, Step, Failure]] = deque()
@@ -198,6 +199,8 @@ class Endpoint:
             if step in (Step.PROVE_ONE, Step.PROVE_ALL):
                 self._proof.again(live, is_whole=step is Step.PROVE_ALL)
                 self._ready(live, "goldens passed again")
+            if live.client.oldest_ns(time.monotonic_ns()) > self._patience.golden_limit_ns:
+                raise CallFailed(Failure(Kind.UNANSWERED, "a call is not answered; others are"))
             self._close_retired()
             if self._old_regions:
                 with contextlib.suppress(CallFailed):  # tried again in a second
@@ -254,7 +257,7 @@ class Endpoint:
         if held_s > 0:
             text = f"lost {self._standing.losses} times in a short time: out for {held_s:g} s"
             self._tell(Noted(self.gpu, "gpu.quarantined", text))
-        if self._standing.failed(failure.kind):
+        if self._standing.failed(failure.kind, now_ns):
             is_asked = self._server.restart(failure.text)
             kind = "gpu.restart-asked" if is_asked else "gpu.restart-wanted"
             self._tell(Noted(self.gpu, kind, failure.text))

@@ -16,6 +16,7 @@ class Kind(Enum):
 
     CONNECTION = "connection"
     UNANSWERED = "unanswered"
+    SILENT = "silent"
     UNWRITTEN = "unwritten"
     QUEUE = "queue"
     STICKY = "sticky"
@@ -58,6 +59,7 @@ class Consequence(NamedTuple):
 CONSEQUENCES: dict[Kind, Consequence] = {
     Kind.CONNECTION: Consequence(Step.RECONNECT, is_over=False),
     Kind.UNANSWERED: Consequence(Step.RECONNECT, is_over=False),
+    Kind.SILENT: Consequence(Step.RECONNECT, is_over=False),
     Kind.UNWRITTEN: Consequence(Step.RECONNECT, is_over=False),
     Kind.QUEUE: Consequence(Step.NONE, is_over=True, is_gpu_fault=False),
     Kind.STICKY: Consequence(Step.RESTART, is_over=False),
@@ -79,6 +81,8 @@ _ANY: tuple[str, ...] = ()
 # (kind, the codes it comes with, what its text holds); the first that fits decides.
 _TABLE: tuple[tuple[Kind, tuple[str, ...], str], ...] = (
     (Kind.UNANSWERED, ("DEADLINE_EXCEEDED", "CANCELLED"), ""),
+    # A frozen server's kernel still takes connections; that nobody speaks is not "not there".
+    (Kind.SILENT, ("UNAVAILABLE",), r"timed out before receiving SETTINGS|keepalive"),
     (
         Kind.STICKY,
         _ANY,

@@ -22,7 +22,8 @@ _SPOILT = (Kind.STICKY, Kind.OUT_OF_MEMORY, Kind.STUB, Kind.DISAGREED)
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """The limits. failures, unanswered: in a row without being ready in between, until a restart.
+    """The limits. failures, unanswered: in a row without being ready in between, and over at least
+    failing_ns, until a restart.
 
     free_losses: how many losses cost no quarantine; quiet_ns: how long a GPU must have been ready
     for them to be forgotten. disagreements: how often re-scored parts may disagree before the GPU
@@ -32,6 +33,7 @@ class Patience:
 
     failures: int = 5
     unanswered: int = 2
+    failing_ns: int = 5_000_000_000
     free_losses: int = 2
     quarantine_first_ns: int = 2_000_000_000
     quarantine_max_ns: int = 64_000_000_000
@@ -51,18 +53,22 @@ class Standing:
         self.failures = 0
         self.unanswered = 0
         self.losses = 0
+        self._failing_since_ns = 0
         self._ready_at_ns: int | None = None
         self._disagreed_at_ns: list[int] = []
 
-    def failed(self, kind: Kind) -> bool:
+    def failed(self, kind: Kind, now_ns: int) -> bool:
         """Something of the server failed; whether it is to be started anew, now."""
         if kind in _NOT_COUNTED:
             return False
+        if not self.failures:
+            self._failing_since_ns = now_ns
         self.failures += 1
         self.unanswered += kind is Kind.UNANSWERED
-        is_spoilt = kind in _SPOILT
-        is_enough = self.failures >= self.patience.failures
-        if is_spoilt or is_enough or self.unanswered >= self.patience.unanswered:
+        patience = self.patience
+        is_often = self.failures >= patience.failures or self.unanswered >= patience.unanswered
+        is_long = now_ns - self._failing_since_ns >= patience.failing_ns
+        if kind in _SPOILT or (is_often and is_long):
             self.failures = self.unanswered = 0
             return True
         return False

@@ -37,9 +37,12 @@ PICTURE_BYTES = 24 * 24
 BATCH_MAX = 4
 SLOTS = 64
 TOLERANCE = 1e-3
-BURST = 3
-"""Parts offered at one instant, so that batches of several are usual."""
-EAGER = Patience(free_losses=1_000_000, readmit_ns=1_000_000_000, golden_limit_ns=2_000_000_000)
+EAGER = Patience(
+    free_losses=1_000_000,
+    failing_ns=2_000_000_000,
+    readmit_ns=1_000_000_000,
+    golden_limit_ns=2_000_000_000,
+)
 """No back-off and a short proof: a test of what is done, not of how long it takes."""
 
 
@@ -101,6 +104,7 @@ class Line:
     ) -> None:
         self.parts: list[Part] = []
         self.rate = rate
+        self.burst = 3  # parts at one instant, so that batches of several are usual
         self._budget_ns = round(budget_ms * MS)
         self._endpoint, self._context = endpoint, context
         name = new_name(tag, "line")
@@ -147,7 +151,7 @@ class Line:
                 self._end(part, "due", now_ns)
             if time.monotonic() >= next_s and not self._ending.is_set() and self.rate:
                 next_s = max(next_s + 1 / self.rate, time.monotonic() - 0.05)
-                for _ in range(BURST):
+                for _ in range(self.burst):
                     self._offer(socket, draw, now_ns)
         socket.close()
 

@@ -314,8 +314,9 @@ def test_the_units_of_a_plant(plant: Plant) -> None:
         *("triton-0", "rescore", "journal", "batcher", "line-line01")
     ]
     assert units[0].command[1:5] == ["-m", "appliance.cli", "triton", "0"]
-    assert [(unit.backoff_min_s, unit.backoff_max_s) for unit in units[:2]] == [
+    assert [(unit.backoff_min_s, unit.backoff_max_s) for unit in units[:3]] == [
         (0.5, 10.0),
+        (1.0, 30.0),
         (0.2, 0.2),
     ]
-    assert [unit.stage for unit in units] == [1, 2, 1, 0]
+    assert [unit.stage for unit in units] == [1, 1, 2, 1, 0]

@@ -14,6 +14,13 @@ REAL_2_51 = [  # as the embedded server said them in tests/real/test_triton_cont
         "connect to remote host: Connection refused",
         Kind.CONNECTION,
     ),
+    (
+        "UNAVAILABLE",
+        "failed to connect to all addresses; last error: UNKNOWN: ipv4:127.0.0.1:45671: connection "
+        "attempt timed out before receiving SETTINGS frame",
+        Kind.SILENT,
+    ),
+    ("UNAVAILABLE", "keepalive watchdog timeout", Kind.SILENT),
     ("DEADLINE_EXCEEDED", "Deadline Exceeded", Kind.UNANSWERED),
     ("ALREADY_EXISTS", "shared memory region 'x' already in manager", Kind.REGION_TAKEN),
     ("NOT_FOUND", "Unable to find shared memory region: 'x'", Kind.REGION_UNKNOWN),
@@ -72,7 +79,7 @@ def test_a_slot_is_free_only_by_the_server_s_own_word() -> None:
     """What ended without it may still be read and written by the server (case 2)."""
     kept = {kind for kind, follows in CONSEQUENCES.items() if not follows.is_over}
     spoilt = {Kind.STICKY, Kind.OUT_OF_MEMORY, Kind.STUB}
-    assert kept == {Kind.CONNECTION, Kind.UNANSWERED, Kind.UNWRITTEN} | spoilt
+    assert kept == {Kind.CONNECTION, Kind.UNANSWERED, Kind.SILENT, Kind.UNWRITTEN} | spoilt
     assert all(CONSEQUENCES[kind].step.value >= Step.RECONNECT.value for kind in kept)
 
 

@@ -17,27 +17,37 @@ def flap(standing: Standing, at_s: int, held_s: int) -> int:
     return (standing.lost(end_ns) - end_ns) // S
 
 
+def after(standing: Standing, kind: Kind, times_s: list[float]) -> list[bool]:
+    """Whether a new start was wanted at each of these failures."""
+    return [standing.failed(kind, round(at_s * S)) for at_s in times_s]
+
+
 def test_five_failures_in_a_row_are_enough() -> None:
     standing = Standing(Patience())
-    assert [standing.failed(Kind.WRONG) for _ in range(5)] == [False] * 4 + [True]
-    assert [standing.failed(Kind.WRONG) for _ in range(5)] == [False] * 4 + [True]
+    assert after(standing, Kind.WRONG, [1, 2, 3, 4, 6]) == [False] * 4 + [True]
+    assert after(standing, Kind.WRONG, [7, 8, 9, 10, 12]) == [False] * 4 + [True]
+
+
+def test_however_many_they_must_go_on_for_a_while() -> None:
+    standing = Standing(Patience())
+    assert after(standing, Kind.SILENT, [1, 1.1, 1.2, 1.3, 1.4, 1.5, 5.9]) == [False] * 7
+    assert after(standing, Kind.SILENT, [6]) == [True]
 
 
 def test_being_ready_forgives_them() -> None:
     standing = Standing(Patience())
-    assert [standing.failed(Kind.SERVER) for _ in range(4)] == [False] * 4
-    standing.ready(1 * S)
-    assert [standing.failed(Kind.SERVER) for _ in range(4)] == [False] * 4
+    assert after(standing, Kind.SERVER, [1, 2, 3, 9]) == [False] * 4
+    standing.ready(10 * S)
+    assert after(standing, Kind.SERVER, [11, 12, 13, 20]) == [False] * 4
 
 
-def test_two_without_any_answer_are_enough() -> None:
-    standing = Standing(Patience())
-    assert [standing.failed(Kind.UNANSWERED) for _ in range(2)] == [False, True]
+def test_two_goldens_without_any_answer_are_enough() -> None:
+    assert after(Standing(Patience()), Kind.UNANSWERED, [5, 10]) == [False, True]
 
 
 @pytest.mark.parametrize("kind", [Kind.STICKY, Kind.OUT_OF_MEMORY, Kind.STUB, Kind.DISAGREED])
 def test_what_only_a_new_process_cures_needs_no_second(kind: Kind) -> None:
-    assert Standing(Patience()).failed(kind)
+    assert Standing(Patience()).failed(kind, 0)
 
 
 @pytest.mark.parametrize(
@@ -46,7 +56,7 @@ def test_what_only_a_new_process_cures_needs_no_second(kind: Kind) -> None:
 )
 def test_what_a_new_start_would_not_mend_asks_for_none(kind: Kind) -> None:
     standing = Standing(Patience())
-    assert not any(standing.failed(kind) for _ in range(50))
+    assert not any(standing.failed(kind, second * S) for second in range(50))
     assert standing.failures == 0
 
 

@@ -15,20 +15,19 @@ from pathlib import Path
 import numpy as np
 import zmq
 
+from appliance.batcher_settings import BatcherSettings
 from appliance.event_journal import EventJournal
 from appliance.line_links import LineLinks, Offer
 from appliance.pool_records import PoolRecords
 from appliance.rescore_link import Answer, Job, RescoreLink
-from appliance.triton.endpoint import Endpoint, Server
+from appliance.triton.endpoint import Endpoint
 from appliance.triton.faults import Failure, Kind
 from appliance.triton.golden_turns import GoldenTurns
 from appliance.triton.goldens import unwritten_rows
 from appliance.triton.news import Live, Lost, News, Noted, Proved, Ready, ServedModel, Watched
 from appliance.triton.region import BatchSlot
-from appliance.triton.standing import Patience
 from deadline_batcher import link
 from deadline_batcher import messages as m
-from deadline_batcher.plan import Plan
 from deadline_batcher.timer import Signal, Timer
 from lines.journal_link import JournalSender
 
@@ -37,33 +36,6 @@ BEAT_EVERY_NS = 250_000_000
 LATENESS_EVERY_NS = 10_000_000_000
 JOURNAL_ROWS_MAX = 20_000
 MESSAGES_PER_TURN = 256
-
-
-@dataclass(frozen=True, slots=True)
-class Rescoring:
-    """Where and how many answered parts are asked again; see rescore_link.RescoreLink."""
-
-    endpoint: str
-    permille: int
-    band: float
-
-
-@dataclass(frozen=True, slots=True)
-class BatcherSettings:
-    """What the batcher is told. `lines` and `models` are in the plan's order."""
-
-    plan: Plan
-    plant_tag: str
-    lines: tuple[str, ...]
-    models: tuple[ServedModel, ...]
-    servers: tuple[Server, ...]
-    link_endpoint: str
-    journal_endpoint: str
-    journal_backlog_s: float
-    event_journal: Path
-    event_journal_bytes_max: int
-    rescore: Rescoring
-    patience: Patience
 
 
 @dataclass(slots=True)
@@ -97,6 +69,7 @@ class Batcher:
         self._turns = [
             GoldenTurns([model.batch_max for model in settings.models]) for _ in settings.servers
         ]
+        self._void: set[int] = set()  # batches out on a GPU that was found faulty meanwhile
         self._events: deque[tuple[m.Event, int]] = deque()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._journal = JournalSender(
@@ -133,6 +106,7 @@ class Batcher:
             settings.link_endpoint,
             settings.lines,
             [model.name for model in settings.models],
+            len(settings.servers),
             self._epoch,
             self._tell,
         )
@@ -161,6 +135,7 @@ class Batcher:
             self._take_answers()
             self._take_news()
             for event in self._lines.received(time.monotonic_ns, MESSAGES_PER_TURN):
+                self._take_doubt(event)
                 self._feed(event, time.monotonic_ns())
             self._journal.on_readable()
             self._rescore.on_readable()
@@ -265,6 +240,10 @@ class Batcher:
         times = self._times(run)
         if run.failure is None:
             run.failure = unwritten_rows(slot, size) or not_a_score(slot, size)
+        if batch.batch_id in self._void:
+            self._void -= {batch.batch_id, 0}  # 0: nothing was out
+            found = Failure(Kind.SERVER, "its GPU was found faulty while it ran")
+            run.failure = run.failure or found
         self._records.batch(batch, run.rows, times, run.failure)
         if run.failure is not None:
             self._tell("batch.failed", f"gpu{run.gpu}", run.failure.text)
@@ -310,7 +289,17 @@ class Batcher:
             f"{answer.cpu_score:.5f}"
         )
         self._tell("gpu.disagreed", f"gpu{answer.gpu}", text)
-        self._endpoints[answer.gpu].disagreed(answer.epoch, text)
+        live = self._endpoints[answer.gpu].live
+        if live is not None and live.epoch == answer.epoch:
+            self._endpoints[answer.gpu].disagreed(answer.epoch, text)
+            doubt = m.GpuDoubted(answer.gpu, is_fault=True)
+            self._take_doubt(doubt)
+            self._feed(doubt, time.monotonic_ns())
+
+    def _take_doubt(self, event: m.Event) -> None:
+        """What is out on a GPU that is found faulty will not be believed."""
+        if isinstance(event, m.GpuDoubted) and event.is_fault:
+            self._void.add(self._core.snapshot().gpu_batches[event.gpu])
 
     # --- obeying the scheduler --------------------------------------------------------------
 

@@ -49,10 +49,12 @@ class LineLinks:
         endpoint: str,
         lines: Sequence[str],
         models: Sequence[str],
+        gpus: int,
         epoch: int,
         tell: Tell,
     ) -> None:
         self._line_ids = lines
+        self._gpus = gpus
         self._models = models
         self._epoch = epoch
         self._tell = tell
@@ -91,6 +93,10 @@ class LineLinks:
     ) -> Iterator[m.Event]:
         if isinstance(message, link.Hello):
             yield from self._hello(line_id, message)
+            return
+        if line_id == link.MONITOR:
+            if isinstance(message, link.GpuDoubt) and message.gpu < self._gpus:
+                yield m.GpuDoubted(message.gpu, message.is_fault)
             return
         line = self._lines.get(line_id)
         if line is None:

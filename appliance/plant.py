@@ -14,6 +14,8 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
+from deadline_batcher.link import MONITOR
+
 NS_PER_MS = 1_000_000
 
 Milliseconds = Annotated[float, Field(gt=0, le=600_000, allow_inf_nan=False)]
@@ -109,6 +111,38 @@ class FallbackSection(Section):
     warm_every_ms: Milliseconds = 1000
 
 
+class HostSection(Section):
+    """`[host]`: cores kept for lines and batcher, and the real-time class of their loops.
+
+    realtime_priority: of SCHED_FIFO, 0 for the ordinary class. cores: empty for any.
+    """
+
+    realtime_priority: int = Field(default=0, ge=0, le=90)
+    cores: list[Annotated[int, Field(ge=0, le=4095)]] = Field(default=[], max_length=1024)
+
+
+Percent = Annotated[float, Field(gt=0, le=100, allow_inf_nan=False)]
+
+
+class MonitorSection(Section):
+    """`[monitor]`: from when on what else happens on this host is trouble.
+
+    Shares are of the time between two looks; a sign counts once it was there for `raise_after_ms`
+    and is over once it was gone for `clear_after_ms`.
+    """
+
+    period_ms: Milliseconds = 1000
+    cpu_some_percent: Percent = 80
+    memory_full_percent: Percent = 5
+    io_some_percent: Percent = 40
+    steal_percent: Percent = 5
+    gpu_temperature_c: int = Field(default=85, ge=1, le=150)
+    gpu_memory_percent: Percent = 95
+    raise_after_ms: MillisecondsOrZero = 3000
+    clear_after_ms: MillisecondsOrZero = 10_000
+    silent_after_ms: Milliseconds = 3000
+
+
 class LimitsSection(Section):
     """`[limits]`: every queue and buffer has one, by name."""
 
@@ -159,6 +193,12 @@ class LineSection(Section):
     transport_max_ms: Milliseconds = 20
 
     @model_validator(mode="after")
+    def _is_no_other(self) -> LineSection:
+        if self.id == MONITOR:
+            raise ValueError(f"{MONITOR} is the monitor's own name; call the line otherwise")
+        return self
+
+    @model_validator(mode="after")
     def _times_fit(self) -> LineSection:
         if self.transport_min_ms > self.transport_max_ms:
             raise ValueError(
@@ -186,6 +226,8 @@ class Plant(Section):
     margins: MarginsSection = MarginsSection()
     fallback: FallbackSection = FallbackSection()
     limits: LimitsSection = LimitsSection()
+    monitor: MonitorSection = MonitorSection()
+    host: HostSection = HostSection()
     model: list[ModelSection] = Field(min_length=1, max_length=64)
     line: list[LineSection] = Field(min_length=1, max_length=500)
     folder: Path = Field(default=Path(), exclude=True)

@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from appliance import cold_start
 from appliance.plant import Plant
 from appliance.plant_errors import PlantError, load_plant
 from appliance.processes import answers
@@ -165,7 +166,8 @@ def _parser() -> argparse.ArgumentParser:
         description="Measure worst-case execution times: every batch size on every endpoint, "
         "alone and beside all other endpoints, all lines' decoders and fallback sessions. Ctrl-C "
         "keeps what is measured; the next run goes on. The plant must not be running.",
-        epilog="example: takt profile --plant plant.toml",
+        epilog="example: takt profile --plant plant.toml     cold starts: takt profile "
+        "{fallback,pool} --cold --help",
     )
     parser.add_argument("--plant", type=Path, required=True, metavar="FILE", help="plant file")
     parser.add_argument(
@@ -188,8 +190,11 @@ def _parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit 0 measured (or fits), 1 not, 2 wrong use, 130 after Ctrl-C."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    if words and words[0] in ("fallback", "pool"):
+        return cold_start.main(words)
     parser = _parser()
-    options = parser.parse_args(argv)
+    options = parser.parse_args(words)
     if options.runs < 1:
         parser.error("--runs must be at least 1")
     console, stopping = Console(), threading.Event()

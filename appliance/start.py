@@ -15,7 +15,10 @@ from typing import Protocol
 
 import zmq
 
-from appliance.batcher import Batcher, BatcherSettings, Rescoring
+from appliance.batcher import Batcher
+from appliance.batcher_settings import BatcherSettings, Rescoring
+from appliance.memory import lock_memory
+from appliance.placement import place
 from appliance.planning import PlanningError, make_plan, profiles_of
 from appliance.plant import Plant, ms_to_ns
 from appliance.plant_errors import PlantError, load_plant
@@ -157,6 +160,10 @@ def _serve(plant_file: Path, name: str, make: Callable[[Plant], Runnable]) -> in
         return 2 if isinstance(error, UnknownLineError) else 1
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: process.stop())
+    unlocked = lock_memory()
+    refused = [f"memory is not locked: {unlocked}"] if unlocked is not None else []
+    for text in [*refused, *place(plant.host.cores, plant.host.realtime_priority)]:
+        print(f"takt {name}: {text}", file=sys.stderr, flush=True)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     gc.collect()
     gc.freeze()  # what lives as long as the process is never looked at again

@@ -28,6 +28,7 @@ _EVENTS: dict[str, Any] = {
         "GpuReady",
         "GpuLost",
         "GpuDrained",
+        "GpuDoubted",
         "GoldenWanted",
         "GoldenDone",
         "TimeReached",

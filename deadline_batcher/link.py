@@ -4,6 +4,7 @@ Little-endian, fixed size, first byte the kind. `hello` alone is JSON: it is rar
 Times are instants or lengths on the host's monotonic clock, in nanoseconds.
 
     line → batcher   H hello   P part   D pool_due moved   W withdrawn   B beat
+    monitor → batcher  M doubt about a GPU
     batcher → line   R result  F refused  G beat           Q who are you (hello again)
 """
 
@@ -65,6 +66,13 @@ class LineBeat(NamedTuple):
     at_ns: int
 
 
+class GpuDoubt(NamedTuple):
+    """Something beside the pool gives doubts about a GPU; `is_fault`: about every batch size."""
+
+    gpu: int
+    is_fault: bool
+
+
 class Result(NamedTuple):
     """The pool's answer for one part, and where its time went."""
 
@@ -103,15 +111,19 @@ class Who(NamedTuple):
     epoch: int
 
 
+MONITOR = "monitor"
+"""The address of the monitor at the batcher; no line may be called that."""
+
 REFUSALS = ("infeasible", "late", "lost", "torn", "full", "wrong-answer", "shed")
 
-Message = Part | PoolDue | Withdrawn | LineBeat | Result | Refused | BatcherBeat | Who
+Message = Part | PoolDue | Withdrawn | LineBeat | GpuDoubt | Result | Refused | BatcherBeat | Who
 
 _FORMATS: dict[bytes, tuple[type, struct.Struct]] = {
     b"P": (Part, struct.Struct("<QIQqqqq")),
     b"D": (PoolDue, struct.Struct("<Qq")),
     b"W": (Withdrawn, struct.Struct("<Q")),
     b"B": (LineBeat, struct.Struct("<q")),
+    b"M": (GpuDoubt, struct.Struct("<H?")),
     b"R": (Result, struct.Struct("<QQqdHIQHqqqqq")),
     b"F": (Refused, struct.Struct("<QH")),
     b"G": (BatcherBeat, struct.Struct("<QH")),

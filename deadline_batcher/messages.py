@@ -74,6 +74,16 @@ class GpuDrained(NamedTuple):
     gpu: int
 
 
+class GpuDoubted(NamedTuple):
+    """Something beside the pool (the monitor) gives doubts about a GPU.
+
+    `is_fault`: about every batch size.
+    """
+
+    gpu: int
+    is_fault: bool
+
+
 class GoldenWanted(NamedTuple):
     """It is time for a golden batch of `rows` pictures on this GPU, between two batches."""
 
@@ -102,6 +112,7 @@ Event = (
     | GpuReady
     | GpuLost
     | GpuDrained
+    | GpuDoubted
     | GoldenWanted
     | GoldenDone
     | TimeReached

@@ -27,6 +27,7 @@ from deadline_batcher.messages import (
     Event,
     GoldenDone,
     GoldenWanted,
+    GpuDoubted,
     GpuDrained,
     GpuLost,
     GpuReady,
@@ -100,6 +101,8 @@ class Scheduler:
                 self._batch_failed(event, now_ns, commands)
             case GpuReady() | GpuLost() | GpuDrained():
                 self._gpu_changed(event, now_ns, commands)
+            case GpuDoubted():
+                self._gpu_doubted(event, commands)
             case GoldenWanted():
                 self._gpus[event.gpu].is_golden_wanted = self._is_golden_wanted = True
                 self._gpus[event.gpu].golden = (event.category, event.rows)
@@ -288,6 +291,14 @@ class Scheduler:
             if gpu.batch is not None:
                 self._put_back(gpu.batch, commands)
         self._pool_changed()
+
+    def _gpu_doubted(self, event: GpuDoubted, commands: list[Command]) -> None:
+        gpu = self._gpus[event.gpu]
+        self._doubt(gpu, commands, event.is_fault)
+        if event.is_fault and gpu.batch is not None:
+            gpu.overdue_at_ns = 0  # its answer will not be trusted, however soon it comes
+            self._put_back(gpu.batch, commands)
+            self._pool_changed()
 
     def _doubt(self, gpu: Gpu, commands: list[Command], is_fault: bool) -> None:
         batch_id = gpu.batch.batch_id if gpu.batch else 0

@@ -18,7 +18,8 @@ import onnx
 import zmq
 from onnx import TensorProto, helper
 
-from appliance.batcher import Batcher, BatcherSettings, Rescoring
+from appliance.batcher import Batcher
+from appliance.batcher_settings import BatcherSettings, Rescoring
 from appliance.rescore import Rescorer
 from appliance.triton.endpoint import Server
 from appliance.triton.goldens import Goldens

@@ -234,6 +234,14 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.places[gpu].is_ready = False
         self.feed(m.GpuDrained(gpu))
 
+    @rule(gpu=GPU, is_fault=st.booleans())
+    def gpu_doubted(self, gpu: int, is_fault: bool) -> None:
+        place = self.places[gpu]
+        was_void = place.is_void
+        self.feed(m.GpuDoubted(gpu, is_fault))
+        place.is_ready = False
+        place.is_void = was_void or is_fault  # a mere doubt leaves the batch its parts
+
     @rule(gpu=GPU, category=st.sampled_from(range(len(PLAN.categories))), rows=st.integers(1, 2))
     def golden_wanted(self, gpu: int, category: int, rows: int) -> None:
         self.places[gpu].is_golden_wanted = True

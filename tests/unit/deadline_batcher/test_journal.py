@@ -34,6 +34,7 @@ STORY: tuple[tuple[int, m.Event], ...] = (
     (18 * MS, m.TimeReached()),
     (19 * MS, m.BatchFailed(2, 0, True)),
     (20 * MS, m.PartWithdrawn(m.PartKey(4, 2))),
+    (20 * MS, m.GpuDoubted(0, False)),
     (21 * MS, m.GpuDrained(0)),
     (22 * MS, m.GpuLost(0)),
 )

@@ -21,6 +21,7 @@ MESSAGES = st.one_of(
     st.builds(link.PoolDue, U64, I64),
     st.builds(link.Withdrawn, U64),
     st.builds(link.LineBeat, I64),
+    st.builds(link.GpuDoubt, U16, st.booleans()),
     st.builds(link.Result, U64, U64, I64, SCORE, U16, U32, U64, U16, I64, I64, I64, I64, I64),
     st.builds(link.Refused, U64, U16),
     st.builds(link.BatcherBeat, U64, U16),

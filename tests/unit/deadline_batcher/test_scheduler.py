@@ -244,6 +244,28 @@ def test_a_drained_gpu_ends_its_batch_and_gets_no_other() -> None:
     assert scheduler.handle(m.GpuReady(0), 41 * MS) == (batch(2, 0, [(2, 36, 0)], end_ms=45),)
 
 
+def test_a_doubt_from_outside_keeps_work_away_until_the_gpu_is_ready_again() -> None:
+    scheduler = ready_pool()
+    assert scheduler.handle(m.GpuDoubted(0, False), 1 * MS) == (m.SuspectGpu(0, 0, False),)
+    assert scheduler.handle(m.GpuDoubted(0, False), 1 * MS) == ()  # one doubt is enough
+    put(scheduler, 1, 2, 100)
+    assert tick(scheduler, 40) == ()
+    assert scheduler.handle(m.GpuReady(0), 41 * MS) == (batch(1, 0, [(1, 39, 0)], end_ms=45),)
+
+
+def test_the_parts_on_a_gpu_found_faulty_run_elsewhere_at_once() -> None:
+    scheduler = ready_pool(gpus=2)
+    put(scheduler, 1, 0, 100)
+    assert tick(scheduler, 40) == (batch(1, 0, [(1, 0, 40)], end_ms=44),)
+    assert scheduler.handle(m.GpuDoubted(0, True), 41 * MS) == (
+        m.SuspectGpu(0, 1, True),
+        batch(2, 1, [(1, 0, 41)], end_ms=45),
+    )
+    assert scheduler.handle(m.BatchFailed(1, 0, True), 44 * MS) == (m.SuspectGpu(0, 1, True),)
+    assert scheduler.handle(m.BatchDone(2, 1), 45 * MS) == ()
+    assert scheduler.is_empty
+
+
 def test_a_golden_runs_on_an_idle_gpu_and_a_wrong_one_makes_it_suspect() -> None:
     scheduler = ready_pool()
     assert scheduler.handle(m.GoldenWanted(0), 1 * MS) == (m.RunGolden(0),)

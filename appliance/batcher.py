@@ -52,7 +52,13 @@ class _Run:
     rows: list[tuple[m.BatchPart, Offer]]
     golden: list[int]
     failure: Failure | None = None
-    answered_at_ns: int = 0
+    ended_at_ns: int = 0
+    is_answered: bool = False
+
+    @property
+    def answer_at_ns(self) -> int:
+        """When the server answered, right or wrong; 0 if it did not."""
+        return self.ended_at_ns if self.is_answered else 0
 
 
 class Batcher:
@@ -208,42 +214,38 @@ class Batcher:
         while self._answers:
             run = self._answers.popleft()
             now_ns = time.monotonic_ns()
+            run.is_answered = run.failure is None
+            run.failure = run.failure or self._mistake(run)
+            if run.failure is not None:  # the keeper must know before the scheduler's doubt does
+                self._endpoints[run.gpu].failed(run.live, run.failure)
             if run.batch is None:
                 self._golden_ended(run, now_ns)
             else:
                 self._batch_ended(run, run.batch, now_ns)
             run.live.region.settle(run.slot, run.failure)
-            if run.failure is not None:
-                self._endpoints[run.gpu].failed(run.live, run.failure)
+
+    def _mistake(self, run: _Run) -> Failure | None:
+        """What is wrong with an answer."""
+        slot, size = run.live.region.slots[run.slot], len(run.rows)
+        if run.batch is None:
+            return self.settings.models[run.category].goldens.mistake(slot, run.golden)
+        if run.batch.batch_id in self._void:
+            self._void -= {run.batch.batch_id, 0}  # 0: nothing was out
+            return Failure(Kind.SERVER, "its GPU was found faulty while it ran")
+        return unwritten_rows(slot, size) or not_a_score(slot, size)
 
     def _golden_ended(self, run: _Run, now_ns: int) -> None:
-        slot = run.live.region.slots[run.slot]
-        model = self.settings.models[run.category]
-        answered_at_ns = 0 if run.failure else run.answered_at_ns
-        run.failure = run.failure or model.goldens.mistake(slot, run.golden)
         self._records.golden(
-            run.gpu, run.category, len(run.golden), run.sent_at_ns, answered_at_ns, run.failure
+            run.gpu, run.category, len(run.golden), run.sent_at_ns, run.answer_at_ns, run.failure
         )
         if self._endpoints[run.gpu].live is run.live:  # else of a server that was lost meanwhile
             is_ok = run.failure is None or not run.failure.consequence.is_gpu_fault
             self._feed(m.GoldenDone(run.gpu, is_ok), now_ns)
 
-    @staticmethod
-    def _times(run: _Run) -> tuple[int, int, int, int]:
-        ready_at_ns = min(offer.part.ready_at_ns for _, offer in run.rows)
-        answered_at_ns = 0 if run.failure else run.answered_at_ns
-        return ready_at_ns, run.dispatched_at_ns, run.sent_at_ns, answered_at_ns
-
     def _batch_ended(self, run: _Run, batch: m.RunBatch, now_ns: int) -> None:
-        slot = run.live.region.slots[run.slot]
-        size = len(run.rows)
-        times = self._times(run)
-        if run.failure is None:
-            run.failure = unwritten_rows(slot, size) or not_a_score(slot, size)
-        if batch.batch_id in self._void:
-            self._void -= {batch.batch_id, 0}  # 0: nothing was out
-            found = Failure(Kind.SERVER, "its GPU was found faulty while it ran")
-            run.failure = run.failure or found
+        slot, size = run.live.region.slots[run.slot], len(run.rows)
+        ready_at_ns = min(offer.part.ready_at_ns for _, offer in run.rows)
+        times = (ready_at_ns, run.dispatched_at_ns, run.sent_at_ns, run.answer_at_ns)
         self._records.batch(batch, run.rows, times, run.failure)
         if run.failure is not None:
             self._tell("batch.failed", f"gpu{run.gpu}", run.failure.text)
@@ -266,7 +268,7 @@ class Batcher:
                     member.window_ns,
                     run.dispatched_at_ns,
                     run.sent_at_ns,
-                    run.answered_at_ns,
+                    run.ended_at_ns,
                 ),
             )
         self._feed(m.BatchDone(batch.batch_id, batch.gpu), now_ns)
@@ -372,7 +374,7 @@ class Batcher:
 
     def _infer(self, run: _Run, model: ServedModel, rows: int) -> None:
         def on_answer(failure: Failure | None) -> None:
-            run.answered_at_ns = time.monotonic_ns()
+            run.ended_at_ns = time.monotonic_ns()
             run.failure = failure
             self._answers.append(run)
             self._signal.ring()

@@ -147,7 +147,7 @@ def test_what_only_a_new_process_cures_gets_one_at_once(pool: Pool, text: str) -
     asked = len(pool.restarts)
     leaves(
         pool, "gpu.restart-asked",
-        lambda: pool.fakes[0].rule("ModelInfer", "error", code="INTERNAL", text=text),
+        lambda: pool.fakes[0].rule("ModelInfer", "error", code="INTERNAL", text=text, count=1),
     )  # fmt: skip
     until(lambda: len(pool.restarts) == asked + 1, 5)
     gpu, why, _ = pool.restarts[-1]
@@ -159,10 +159,24 @@ def test_what_only_a_new_process_cures_gets_one_at_once(pool: Pool, text: str) -
 
 def test_a_reset_connection_is_a_new_epoch_with_a_new_region(pool: Pool) -> None:
     before = regions(pool)
-    leaves(pool, "gpu.lost", lambda: pool.fakes[0].say(do="reset"), within_s=1)
+    leaves(pool, "gpu.lost", lambda: pool.fakes[0].say(do="reset"))
     settled(pool)
     until(lambda: not before & regions(pool), 10, "the old region was let go")
     assert len(regions(pool)) == 1
+
+
+def test_a_connection_that_breaks_while_nothing_is_asked_is_seen_at_once(pool: Pool) -> None:
+    """Three times, as a golden a second might see one of them by chance."""
+    rate, pool.line.rate = pool.line.rate, 0
+    took_ms = []
+    for _ in range(3):
+        until(lambda: pool.states()[0] == "READY", 20)
+        time.sleep(0.3)
+        began_ns = time.monotonic_ns()
+        event = leaves(pool, "gpu.lost", lambda: pool.fakes[0].say(do="reset"))
+        took_ms.append((event["at_ns"] - began_ns) / 1e6)
+    pool.line.rate = rate
+    assert max(took_ms) < 300, took_ms
 
 
 @pytest.mark.parametrize(("code", "last"), [(0, 2**31 - 1), (11, 0)])
@@ -181,7 +195,7 @@ def test_a_half_open_connection_is_found_by_the_age_of_its_batch(pool: Pool) -> 
 
 def test_a_server_that_is_killed_is_lost_at_once(pool: Pool) -> None:
     fake = pool.fakes[0]
-    leaves(pool, "gpu.lost", fake.kill, within_s=1)
+    leaves(pool, "gpu.lost", fake.kill)
     fake.start()
     pool.calm(0)
     settled(pool)

@@ -27,6 +27,7 @@ from deadline_batcher.timer import Signal
 
 SLOTS = 4
 LOOK_EVERY_S = 0.1
+AGAIN_MAX_S = 1.6
 REFUSED_EVERY_S = 5.0
 WATCH_EVERY_S = 1.0
 CONTROL_JOIN_S = 0.5
@@ -81,6 +82,7 @@ class Endpoint:
         self._retired: list[Live] = []
         self._old_regions: set[str] = set()
         self._told_lost = ""
+        self._tries = 0
         self._is_silent = False
         self._thread = threading.Thread(target=self._keep, name=f"gpu{gpu}", daemon=True)
 
@@ -126,7 +128,9 @@ class Endpoint:
                 return
             held_s = self._lose(failure)
             self._close_retired()
-            self._stopping.wait(max(LOOK_EVERY_S, held_s))
+            again_s = min(LOOK_EVERY_S * 2 ** min(self._tries, 8), AGAIN_MAX_S)
+            self._tries += 1
+            self._stopping.wait(max(again_s, held_s))
 
     def _serve(self) -> Failure | None:
         """From one connection to its end; why it ended."""
@@ -241,6 +245,7 @@ class Endpoint:
     def _ready(self, live: Live, detail: str) -> None:
         self._standing.ready(time.monotonic_ns())
         self._told_lost = ""
+        self._tries = 0
         self._tell(Ready(self.gpu, live.epoch, detail))
 
     def _lose(self, failure: Failure) -> float:

@@ -8,10 +8,11 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
-from fake_triton.bench import Part, Pool
+from fake_triton.bench import EAGER, Part, Pool
 from plant_wire import until
 
 from appliance.triton.endpoint import SLOTS
@@ -339,3 +340,18 @@ def test_deferred_unregister_is_lived_with(pool: Pool) -> None:
 
 def test_goldens_are_large_enough_in_number_and_different(shared: Pool) -> None:
     assert shared.model.goldens.apart >= 8
+
+
+def test_a_gpu_that_is_lost_again_and_again_stays_out_for_a_while() -> None:
+    patience = replace(EAGER, free_losses=1, quarantine_first_ns=3_000_000_000, readmit_ns=0)
+    with Pool(gpus=1, patience=patience) as pool:
+        ready_at_ns = []
+        for loss in range(2):
+            until(lambda: pool.states()[0] == "READY", 20)
+            lost = leaves(pool, "gpu.lost", lambda: pool.fakes[0].say(do="reset"))
+            until(lambda: pool.states()[0] == "READY", 20)
+            again = len(pool.events("gpu.ready", 0))
+            until(lambda loss=loss: len(pool.events("gpu.ready", 0)) >= loss + 2, 5)
+            ready_at_ns.append(pool.events("gpu.ready", 0)[again - 1]["at_ns"] - lost["at_ns"])
+        assert len(pool.events("gpu.quarantined", 0)) == 1
+        assert ready_at_ns[1] >= 3_000_000_000 > ready_at_ns[0]

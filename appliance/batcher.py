@@ -12,7 +12,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import zmq
 
 from appliance.batcher_settings import BatcherSettings
@@ -23,11 +22,11 @@ from appliance.rescore_link import Answer, Job, RescoreLink
 from appliance.triton.endpoint import Endpoint
 from appliance.triton.faults import Failure, Kind
 from appliance.triton.golden_turns import GoldenTurns
-from appliance.triton.goldens import unwritten_rows
+from appliance.triton.goldens import not_a_score, unwritten_rows
 from appliance.triton.news import Live, Lost, News, Noted, Proved, Ready, ServedModel, Watched
-from appliance.triton.region import BatchSlot
 from deadline_batcher import link
 from deadline_batcher import messages as m
+from deadline_batcher.overrun import DRAIN_WITHIN_NS
 from deadline_batcher.timer import Signal, Timer
 from lines.journal_link import JournalSender
 
@@ -195,6 +194,8 @@ class Batcher:
             now_ns = time.monotonic_ns()
             subject = f"gpu{news.gpu}"
             match news:
+                case Ready() if news.readmissions < self._endpoints[news.gpu].readmissions:
+                    pass  # drained since: this proof is not the one that brings it back
                 case Ready():
                     self._tell("gpu.ready", subject, f"epoch {news.epoch}: {news.detail}")
                     self._feed(m.GpuReady(news.gpu), now_ns)
@@ -271,7 +272,7 @@ class Batcher:
                     run.ended_at_ns,
                 ),
             )
-        self._feed(m.BatchDone(batch.batch_id, batch.gpu), now_ns)
+        self._feed(m.BatchDone(batch.batch_id, batch.gpu, run.ended_at_ns), now_ns)
         self._ask_again(run, batch)
 
     def _ask_again(self, run: _Run, batch: m.RunBatch) -> None:
@@ -328,6 +329,14 @@ class Batcher:
                 why = "fault" if command.is_fault else "overdue"
                 self._tell("gpu.suspect", f"gpu{command.gpu}", f"{command.batch_id}: {why}")
                 self._endpoints[command.gpu].doubt(command.is_fault)
+            case m.Overrun():
+                late_ms, times = command.late_ns / 1e6, 1 + command.inflation_permille / 1000
+                detail = f"{command.batch_id}: {late_ms:.1f} ms late; counted {times:.3f} times"
+                self._tell("gpu.overrun", f"gpu{command.gpu}", detail)
+            case m.DrainGpu():
+                detail = f"{command.overruns} overruns in {DRAIN_WITHIN_NS / 1e9:g} s"
+                self._tell("gpu.drained", f"gpu{command.gpu}", detail)
+                self._endpoints[command.gpu].readmit()
 
     def _run_batch(self, batch: m.RunBatch, now_ns: int) -> None:
         live = self._endpoints[batch.gpu].live
@@ -386,10 +395,3 @@ class Batcher:
 
     def _tell(self, kind: str, subject: str, detail: str) -> None:
         self._journal.event(time.monotonic_ns(), kind, subject, detail[:500])
-
-
-def not_a_score(slot: BatchSlot, rows: int) -> Failure | None:
-    """Whether a row's score is none; the line would not take it for one either."""
-    if bool(np.all(np.isfinite(slot.scores[:rows]))):
-        return None
-    return Failure(Kind.WRONG, "a score is not a number")

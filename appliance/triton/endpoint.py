@@ -68,6 +68,8 @@ class Endpoint:
         self.gpu = gpu
         self.live: Live | None = None
         self._server = server
+        self.readmissions = 0
+        """How many were asked for. A `Ready` that knows of fewer is from before the last."""
         self._tag = plant_tag
         self._models = models
         self._news = news
@@ -106,6 +108,11 @@ class Endpoint:
         """An answer of that epoch was not what the CPU says: goldens cannot clear the server."""
         self._order(epoch, Step.RESTART, Failure(Kind.DISAGREED, text))
 
+    def readmit(self) -> None:
+        """The GPU is drained: prove it as after a loss, before it is `Ready` again."""
+        self.readmissions += 1
+        self._woken.set()
+
     def stop(self) -> None:
         """End the thread and give shared memory back."""
         self._stopping.set()
@@ -139,10 +146,11 @@ class Endpoint:
             live = self._connect()
             if live is None:
                 return None
+            asked = self.readmissions
             self._proof.readmit(live, self._epoch > 1, self._pause)
             self.live = live
-            self._ready(live, f"Triton {live.version}")
-            self._watch(live)  # until it raises
+            self._ready(live, f"Triton {live.version}", asked)
+            self._watch(live, asked)  # until it raises
         except CallFailed as error:
             return error.failure
         except SharedMemoryError as error:
@@ -197,12 +205,17 @@ class Endpoint:
         prefix = f"takt-{self._tag}-gpu{self.gpu}-"
         self._old_regions = client.unregister_old(prefix, self._old_regions)
 
-    def _watch(self, live: Live) -> NoReturn:
+    def _watch(self, live: Live, readmitted: int) -> NoReturn:
         while True:
             step = self._pause(WATCH_EVERY_S)
-            if step in (Step.PROVE_ONE, Step.PROVE_ALL):
+            asked = self.readmissions
+            if asked > readmitted:
+                self._proof.readmit(live, True, self._pause)
+                readmitted = asked
+                self._ready(live, "goldens passed again", asked)
+            elif step in (Step.PROVE_ONE, Step.PROVE_ALL):
                 self._proof.again(live, is_whole=step is Step.PROVE_ALL)
-                self._ready(live, "goldens passed again")
+                self._ready(live, "goldens passed again", asked)
             if live.client.oldest_ns(time.monotonic_ns()) > self._patience.golden_limit_ns:
                 raise CallFailed(Failure(Kind.UNANSWERED, "a call is not answered; others are"))
             self._close_retired()
@@ -242,11 +255,11 @@ class Endpoint:
 
     # --- coming and going -------------------------------------------------------------------
 
-    def _ready(self, live: Live, detail: str) -> None:
+    def _ready(self, live: Live, detail: str, asked: int) -> None:
         self._standing.ready(time.monotonic_ns())
         self._told_lost = ""
         self._tries = 0
-        self._tell(Ready(self.gpu, live.epoch, detail))
+        self._tell(Ready(self.gpu, live.epoch, detail, asked))
 
     def _lose(self, failure: Failure) -> float:
         """Say what happened, have the server started anew where that is due; how long to stay

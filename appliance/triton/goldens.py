@@ -126,3 +126,10 @@ def unwritten_rows(slot: BatchSlot, rows: int) -> Failure | None:
     if np.array_equal(slot.echoes[:rows], slot.nonces[:rows]):
         return None
     return Failure(Kind.UNWRITTEN, "a row was not written, or is another's")
+
+
+def not_a_score(slot: BatchSlot, rows: int) -> Failure | None:
+    """Whether a row's score is none; the line would not take it for one either."""
+    if bool(np.all(np.isfinite(slot.scores[:rows]))):
+        return None
+    return Failure(Kind.WRONG, "a score is not a number")

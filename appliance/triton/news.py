@@ -31,11 +31,12 @@ class Live:
 
 
 class Ready(NamedTuple):
-    """Goldens passed."""
+    """Goldens passed. `readmissions`: how many had been asked for when this proof began."""
 
     gpu: int
     epoch: int
     detail: str
+    readmissions: int
 
 
 class Lost(NamedTuple):

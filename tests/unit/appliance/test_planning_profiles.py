@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from appliance.planning import PlanningError, profiles_of
+from appliance.planning import PlanningError, make_plan, profiles_of
 from appliance.plant import LineSection, ModelSection, Plant, PlantSection, PoolSection
 from appliance.profile_provenance import mismatches, provenance_of
 from deadline_batcher.profile import Profile
@@ -60,6 +61,30 @@ def test_profiles_of_what_runs_here_are_taken(plant: Plant) -> None:
     save(plant, "fallback", sizes=1)
     assert profiles_of(plant)["tile"].pool.wcet_ns == {1: 1, 2: 2, 3: 3}
     assert mismatches(plant, plant.model[0]) == []
+
+
+@pytest.mark.parametrize(
+    ("wcet_ms", "marked", "used"),
+    [
+        ((6.28, 14.5, 16.0, 18.0), [], (1, 3)),  # super-additive at 2; 4 is beyond batch_max
+        ((10, 20, 30, 40), [], (1, 2, 3)),  # no gain: as dear as two smaller ones, not dearer
+        ((6, 7, 8, 9), [1, 3, 4], (1, 3)),  # the profile's own word: 2 was measured in passing
+    ],
+)
+def test_the_scheduler_is_told_which_sizes_the_profile_uses(
+    plant: Plant, wcet_ms: tuple[float, ...], marked: list[int], used: tuple[int, ...]
+) -> None:
+    save(plant)
+    save(plant, "fallback", sizes=1)
+    found = profiles_of(plant)
+    changed = {
+        "wcet_ns": {size: round(ms * 1e6) for size, ms in enumerate(wcet_ms, start=1)},
+        "used": marked,
+    }
+    pool = found["tile"].pool.model_copy(update=changed)
+    (category,) = make_plan(plant, {"tile": replace(found["tile"], pool=pool)}).categories
+    assert category.used == used
+    assert len(category.wcet_ns) == 3
 
 
 @pytest.mark.parametrize(

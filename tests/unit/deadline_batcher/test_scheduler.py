@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from deadline_batcher import messages as m
+from deadline_batcher.overrun import NO_OVERRUNS
 from deadline_batcher.plan import Category, Plan, PolicySpec
 from deadline_batcher.scheduler import RUNS_MAX, Scheduler
 
@@ -209,9 +210,10 @@ def test_a_gpu_without_answer_is_suspect_and_gets_no_work_until_ready() -> None:
     assert tick(scheduler, 6) == (m.SuspectGpu(0, 1, False), m.RefusePart(key(1), "late"))
     assert put(scheduler, 2, 7, 30) == ()
     assert tick(scheduler, 20) == ()
-    assert scheduler.handle(m.BatchDone(1, 0), 21 * MS) == ()
+    # answered 17 ms late: 21 ms where the profile says 4, of which half again counts
+    assert scheduler.handle(m.BatchDone(1, 0), 21 * MS) == (m.Overrun(0, 1, 17 * MS, 500),)
     assert scheduler.snapshot().gpu_states == ("SUSPECT",)
-    assert scheduler.handle(m.GpuReady(0), 22 * MS) == (batch(2, 0, [(2, 15, 0)], end_ms=26),)
+    assert scheduler.handle(m.GpuReady(0), 22 * MS) == (batch(2, 0, [(2, 15, 0)], end_ms=28),)
 
 
 def test_a_failed_batch_runs_again_and_a_faulty_gpu_is_suspect() -> None:
@@ -319,11 +321,11 @@ def test_a_golden_of_a_lost_gpu_is_forgotten() -> None:
     assert scheduler.is_empty
     assert scheduler.handle(m.GoldenDone(0, False), 3 * MS) == ()
     scheduler.handle(m.GpuReady(0), 4 * MS)
-    assert scheduler.snapshot() == ((0, 0), ("READY",), (0,), 0)
+    assert scheduler.snapshot() == ((0, 0), ("READY",), (0,), 0, (NO_OVERRUNS,))
 
 
 def test_numbers_of_batches_follow_those_of_the_scheduler_before() -> None:
     scheduler = Scheduler(plan(), batches_run=41)
     scheduler.handle(m.GpuReady(0), 0)
     assert put(scheduler, 1, 0, 5) == (batch(42, 0, [(1, 0, 0)], end_ms=4),)
-    assert scheduler.snapshot() == ((0, 0), ("READY",), (42,), 42)
+    assert scheduler.snapshot() == ((0, 0), ("READY",), (42,), 42, (NO_OVERRUNS,))

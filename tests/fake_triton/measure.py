@@ -81,8 +81,11 @@ def injected(
     harm: Callable[[], None],
     heal: Callable[[], None],
 ) -> dict[str, Any]:
-    """Harm GPU 0 so often, at random phases: how soon it was seen, how soon it was back."""
+    """Harm GPU 0 so often, at random phases: how soon it was seen (after the harm; after the
+    batch that showed it was sent), how soon it was back after it was healed.
+    """
     seen_ms, back_ms = [], []
+    shown: list[dict[str, Any]] = []
     for _ in range(count):
         until(lambda: set(pool.states()) == {"READY"}, 90, "both READY")
         time.sleep(random.uniform(0.5, 1.5))
@@ -90,20 +93,28 @@ def injected(
         at_ns = time.monotonic_ns()
         harm()
 
-        def first(before: dict[str, int] = before) -> int:
-            found = [e["at_ns"] for kind in kinds for e in pool.events(kind, 0)[before[kind] :]]
-            return min(found, default=0)
+        def first(before: dict[str, int] = before) -> list[dict[str, Any]]:
+            return [event for kind in kinds for event in pool.events(kind, 0)[before[kind] :]]
 
-        found_at_ns = until(first, 30, f"{kinds}")
-        seen_ms.append((found_at_ns - at_ns) / MS)
+        event = until(first, 30, f"{kinds}")[0]
+        shown.append(event)
+        seen_ms.append((event["at_ns"] - at_ns) / MS)
         heal()
         healed_s = time.monotonic()
         until(lambda: pool.states()[0] == "READY", 90, "READY again")
         back_ms.append((time.monotonic() - healed_s) * 1e3)
-    return {"seen": summary(seen_ms), "back": summary(back_ms)}
+    told = {"seen": summary(seen_ms), "back": summary(back_ms)}
+    time.sleep(0.5)
+    sent = {str(row["batch_id"]): row["sent_at_ns"] for row in pool.journal.rows["batches"]}
+    ages = [
+        (event["at_ns"] - sent[event["detail"].split(":")[0]]) / MS
+        for event in shown
+        if event["kind"] == "gpu.suspect" and event["detail"].split(":")[0] in sent
+    ]
+    return {**told, "age of its oldest batch when seen": summary(ages)} if ages else told
 
 
-def faults(worst_ms: dict[int, float], count: int) -> dict[str, Any]:
+def faults(worst_ms: dict[int, float], count: int, only_hangs: bool) -> dict[str, Any]:
     """Each fault in turn on one pool."""
     told: dict[str, Any] = {}
 
@@ -114,7 +125,8 @@ def faults(worst_ms: dict[int, float], count: int) -> dict[str, Any]:
     with made(worst_ms, patience=SHORT) as pool:
         fake = pool.fakes[0]
 
-        told["SIGKILL under load"] = injected(pool, count, ("gpu.lost",), fake.kill, start)
+        if not only_hangs:
+            told["SIGKILL under load"] = injected(pool, count, ("gpu.lost",), fake.kill, start)
         told["SIGSTOP, continued after 1 s"] = injected(
             pool, count, ("gpu.suspect",),
             lambda: fake.signal(signal.SIGSTOP),
@@ -125,6 +137,9 @@ def faults(worst_ms: dict[int, float], count: int) -> dict[str, Any]:
             lambda: fake.rule("ModelInfer", "hang"),
             lambda: (time.sleep(1), fake.behave())[1],
         )  # fmt: skip
+        told["parts"] = pool.endings()
+        if only_hangs:
+            return told
         rate, pool.line.rate = pool.line.rate, 0
         told["SIGKILL while idle"] = injected(pool, count, ("gpu.lost",), fake.kill, start)
         pool.line.rate = rate
@@ -173,12 +188,13 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--n", type=int, default=30)
     parser.add_argument("--parts", type=int, default=3000)
+    parser.add_argument("--only-hangs", action="store_true")
     parser.add_argument("--lies", type=int, default=10)
     told = parser.parse_args()
     worst_ms = batch_times(told.parts)
     found: dict[str, Any] = {"p99.9 batch time by rows, ms": worst_ms}
     if told.n:
-        found["faults"] = faults(worst_ms, told.n)
+        found["faults"] = faults(worst_ms, told.n, told.only_hangs)
     if told.lies:
         found["a GPU right on goldens, wrong on parts, 5 of 1000 re-scored"] = lies(told.lies)
     print(json.dumps(found, indent=1))

@@ -214,6 +214,8 @@ class TritonClient:
         """The model's statistics. Raises CallFailed."""
         message = pb.ModelStatisticsRequest(name=model)
         found = self._ask(self._health, "ModelStatistics", message, HEALTH_LIMIT_NS)
+        if not found.model_stats:
+            raise CallFailed(Failure(Kind.SERVER, f"no statistics of {model}"))
         model_stats = found.model_stats[0]
         spent = model_stats.inference_stats
         return Counters(
@@ -244,7 +246,6 @@ class TritonClient:
             message = self._calls[key] = _infer_message(model, region, slot, rows, shape)
         number = next(self._numbers)
         self._sent_at_ns[number] = time.monotonic_ns()
-        future = self._stub.ModelInfer.future(message, timeout=_seconds(INFER_LIMIT_NS))
 
         def ended(call: Any) -> None:
             self._sent_at_ns.pop(number, None)
@@ -252,7 +253,13 @@ class TritonClient:
             is_good = code is grpc.StatusCode.OK
             on_answer(None if is_good else failure_of(code.name, call.details() or ""))
 
-        future.add_done_callback(ended)
+        try:
+            future = self._stub.ModelInfer.future(message, timeout=_seconds(INFER_LIMIT_NS))
+        except ValueError as error:  # its keeper has closed it this very instant
+            self._sent_at_ns.pop(number, None)
+            on_answer(Failure(Kind.CONNECTION, str(error)))
+        else:
+            future.add_done_callback(ended)
 
 
 def _failure(error: Any) -> Failure:

@@ -28,6 +28,8 @@ from deadline_batcher.timer import Signal
 SLOTS = 4
 LOOK_EVERY_S = 0.1
 AGAIN_MAX_S = 1.6
+SILENCES_TOLD = 5
+"""In a row, until it is said that a server no longer tells its statistics."""
 REFUSED_EVERY_S = 5.0
 WATCH_EVERY_S = 1.0
 CONTROL_JOIN_S = 0.5
@@ -85,7 +87,7 @@ class Endpoint:
         self._old_regions: set[str] = set()
         self._told_lost = ""
         self._tries = 0
-        self._is_silent = False
+        self._silences = 0
         self._thread = threading.Thread(target=self._keep, name=f"gpu{gpu}", daemon=True)
 
     def start(self) -> None:
@@ -155,6 +157,8 @@ class Endpoint:
             return error.failure
         except SharedMemoryError as error:
             return Failure(Kind.SHM_UNREACHABLE, str(error))
+        except Exception as error:  # a bug must not end the thread: the GPU would be lost for good
+            return Failure(Kind.SERVER, f"the keeper failed: {error!r}")
         finally:
             self.live = None
             if live is not None:
@@ -246,11 +250,11 @@ class Endpoint:
         try:
             found = tuple((m.name, live.client.counters(m.name)) for m in self._models)
         except CallFailed as error:
-            if not self._is_silent:
+            self._silences += 1
+            if self._silences == SILENCES_TOLD:
                 self._tell(Noted(self.gpu, "gpu.silent", f"no statistics: {error}"))
-            self._is_silent = True
             return ()
-        self._is_silent = False
+        self._silences = 0
         return found
 
     # --- coming and going -------------------------------------------------------------------

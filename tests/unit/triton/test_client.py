@@ -140,6 +140,16 @@ def test_the_message_names_each_tensor_s_place(
     assert client.open_calls == 2
 
 
+def test_a_client_closed_this_very_instant_is_a_failed_call_and_no_crash(region: Region) -> None:
+    client = TritonClient("grpc://127.0.0.1:1")
+    client.close()
+    ended: list[Any] = []
+    client.infer("m", region, 0, 1, SHAPE, ended.append)
+    (failure,) = ended
+    assert failure.kind is Kind.CONNECTION
+    assert client.open_calls == 0
+
+
 def test_health_is_only_ever_a_no(wire: Wire, client: TritonClient) -> None:
     code = grpc.StatusCode
     assert client.health("m") is Health.READY

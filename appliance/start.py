@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -28,7 +29,7 @@ from lines.process import LineProcess
 from lines.settings import LineSettings, ModelIdentity
 
 if TYPE_CHECKING:
-    from appliance.batcher import BatcherSettings
+    from appliance.batcher_settings import BatcherSettings
 
 EVENT_JOURNAL_BYTES_MAX = 64 * 1024 * 1024
 SWITCH_INTERVAL_S = 0.0005
@@ -102,9 +103,13 @@ def line_settings(plant: Plant, line_id: str) -> LineSettings:
 def batcher_settings(plant: Plant) -> BatcherSettings:
     """Resolve the batcher. Raises PlanningError or SessionError."""
     # gRPC costs a line that starts anew a third of its time, and it has no use for it.
-    from appliance.batcher import BatcherSettings
-    from appliance.triton.endpoint import ServedModel
+    from appliance.batcher_settings import BatcherSettings, Rescoring
+    from appliance.rescore import endpoint_of
+    from appliance.triton.endpoint import Server
     from appliance.triton.goldens import Goldens
+    from appliance.triton.news import ServedModel
+    from appliance.triton.restart import ask_restart, socket_path
+    from appliance.triton.standing import Patience
 
     runtime = plant.path(plant.paths.runtime)
     profiles = profiles_of(plant)
@@ -118,12 +123,17 @@ def batcher_settings(plant: Plant) -> BatcherSettings:
             ServedModel(model.name, model.batch_max, Goldens(plant.path(model.pool)))
             for model in plant.model
         ),
-        endpoints=tuple(plant.pool.endpoints),
+        servers=tuple(
+            Server(url, plant.pool.server_version, partial(ask_restart, socket_path(runtime, slot)))
+            for slot, url in enumerate(plant.pool.endpoints)
+        ),
         link_endpoint=f"ipc://{runtime}/batcher.sock",
         journal_endpoint=f"ipc://{runtime}/journal.sock",
         journal_backlog_s=plant.limits.journal_backlog_s,
+        rescore=Rescoring(endpoint_of(plant), plant.pool.rescore_permille, plant.pool.rescore_band),
         event_journal=plant.path(plant.paths.journal) / "batcher-events.jsonl",
         event_journal_bytes_max=EVENT_JOURNAL_BYTES_MAX,
+        patience=Patience(),
     )
 
 

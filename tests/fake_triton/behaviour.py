@@ -1,4 +1,4 @@
-"""What the fake does instead of its duty: rules per RPC, each for a number of calls or until changed.
+"""What the fake does instead of its duty: rules per RPC, for a number of calls or until changed.
 
 For any RPC: `hang` (until released), `delay` (ms), `error` (code, text). For ModelInfer also:
 `late_write` (answers after `ms`, and writes only `ms` after that), `no_write` (answers OK, touches

@@ -10,6 +10,7 @@ from typing import Any
 import grpc
 import numpy as np
 import onnxruntime as ort
+
 from fake_triton.behaviour import Rule
 from fake_triton.memory import Manager, Refused, Region
 

@@ -17,12 +17,13 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import grpc
+from tritonclient.grpc import service_pb2 as pb
+from tritonclient.grpc import service_pb2_grpc as rpc
+
 from fake_triton.behaviour import Rule, State
 from fake_triton.inference import Job, Model, job_of
 from fake_triton.memory import Manager, Refused
 from fake_triton.proxy import Proxy
-from tritonclient.grpc import service_pb2 as pb
-from tritonclient.grpc import service_pb2_grpc as rpc
 
 C = grpc.StatusCode
 GONE = 3600.0

@@ -112,7 +112,10 @@ def growth(looks: Sequence[dict[str, Look]]) -> dict[str, dict[str, Any]]:
 
 
 def report(seconds: float, rate: float) -> dict[str, Any]:
-    """Run the demo for `seconds`, each line with `rate` parts a second, and print what grew. Raises OSError or ValueError."""
+    """Run the demo for `seconds`, each line with `rate` parts a second; print what grew.
+
+    Raises OSError or ValueError.
+    """
     with tempfile.TemporaryDirectory(prefix="takt-soak-") as scratch:
         folder, file = Path(scratch) / "plant", Path(scratch) / "demo.json"
         words = ("demo", "--no-ui", "--rate", str(rate), "--keep", str(folder), "--json", str(file))

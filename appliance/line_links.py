@@ -6,6 +6,7 @@ answers of its former self.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -41,7 +42,11 @@ class Offer:
 
 
 class LineLinks:
-    """The ipc socket and everything known of the lines behind it."""
+    """The ipc socket and everything known of the lines behind it.
+
+    loads: (a line's number, its parts since its start) as they came. greeted: lines that said
+    hello. Both are for the admission to take.
+    """
 
     def __init__(
         self,
@@ -49,10 +54,12 @@ class LineLinks:
         endpoint: str,
         lines: Sequence[str],
         models: Sequence[str],
+        gpus: int,
         epoch: int,
         tell: Tell,
     ) -> None:
         self._line_ids = lines
+        self._gpus = gpus
         self._models = models
         self._epoch = epoch
         self._tell = tell
@@ -60,6 +67,8 @@ class LineLinks:
         self._offers: dict[m.PartKey, Offer] = {}
         self._next_key = 1
         self._ask_at_ns: dict[str, int] = {}
+        self.loads: deque[tuple[int, int]] = deque(maxlen=HIGH_WATER_MESSAGES)
+        self.greeted: deque[int] = deque(maxlen=HIGH_WATER_MESSAGES)
         self.socket = context.socket(zmq.ROUTER)
         self.socket.set(zmq.LINGER, 0)
         self.socket.set(zmq.ROUTER_MANDATORY, 1)
@@ -92,6 +101,10 @@ class LineLinks:
         if isinstance(message, link.Hello):
             yield from self._hello(line_id, message)
             return
+        if line_id == link.MONITOR:
+            if isinstance(message, link.GpuDoubt) and message.gpu < self._gpus:
+                yield m.GpuDoubted(message.gpu, message.is_fault)
+            return
         line = self._lines.get(line_id)
         if line is None:
             if now_ns >= self._ask_at_ns.get(line_id, 0):
@@ -107,6 +120,8 @@ class LineLinks:
             self._offers[key] = Offer(line_id, message)
             ready_at_ns = min(message.ready_at_ns, now_ns)
             yield m.PartReady(key, line.category, ready_at_ns, message.pool_due_at_ns)
+        elif isinstance(message, link.OfferedLoad):
+            self.loads.append((line.number, message.parts))
         elif isinstance(message, link.PoolDue) and message.part in line.keys:
             yield m.PoolDueMoved(line.keys[message.part], message.pool_due_at_ns)
         elif isinstance(message, link.Withdrawn) and message.part in line.keys:
@@ -131,6 +146,7 @@ class LineLinks:
             SlotReader(segment, hello.slot_count, hello.slot_bytes),
         )
         self._tell("line.connected", line_id, hello.segment)
+        self.greeted.append(self._lines[line_id].number)
         for key in former.keys.values() if former else ():
             self._offers.pop(key, None)
             yield m.PartWithdrawn(key)
@@ -165,6 +181,14 @@ class LineLinks:
     def beat(self, gpus_ready: int) -> None:
         """Tell every line that the batcher lives."""
         for line_id in list(self._lines):
+            self._send(line_id, link.BatcherBeat(self._epoch, gpus_ready))
+
+    def admit(self, line: int, carried: link.Carried, gpus_ready: int) -> None:
+        """Tell one line, by its number, whether the pool carries it."""
+        line_id = self._line_ids[line]
+        if line_id in self._lines:
+            self._send(line_id, carried)
+        if line_id in self._lines:  # the route goes by both
             self._send(line_id, link.BatcherBeat(self._epoch, gpus_ready))
 
     def _take(self, key: m.PartKey) -> Offer | None:

@@ -13,6 +13,7 @@ from appliance.profile_provenance import provenance_of
 from deadline_batcher.plan import Category, LineTiming, Plan, PolicySpec
 from deadline_batcher.profile import Profile, ProfileError, load_profile
 from deadline_batcher.window import deeprt_window_ns
+from fallback.route import RoutePlan
 
 GRACE_MIN_NS = 20_000_000
 """How much longer than its worst case a batch may at least take before its GPU is suspect; the
@@ -91,6 +92,39 @@ def pool_budget_ns(plant: Plant, line: LineSection, wcet_fallback_ns: int) -> in
     return due_budget_ns(plant, line) - reserve_ns
 
 
+LATE_PER_MISS, LATE_SHARE_MIN, LATE_SHARE_MAX = 10, 0.1, 0.5
+"""A line leaves the pool when ten times as many parts as `slo_pool_share` allows were not answered
+by it, or twice as many again needed a hedge; never for less than a tenth of a window's parts."""
+
+
+def slo_ns(plant: Plant, line: LineSection) -> int:
+    """The line's objective from exposure to verdict; without one, until it must have left."""
+    told_ns = None if line.slo_p99_ms is None else ms_to_ns(line.slo_p99_ms)
+    return due_budget_ns(plant, line) if told_ns is None else told_ns
+
+
+def route_plan(plant: Plant, line: LineSection) -> RoutePlan:
+    """What the line's route is told: the plant file's `[route]` and the line's objectives."""
+    told = plant.route
+    late = LATE_PER_MISS * (1 - line.slo_pool_share)
+    late = min(LATE_SHARE_MAX, max(LATE_SHARE_MIN, late))
+    late_share = late if told.late_share is None else told.late_share
+    hedge_share = min(LATE_SHARE_MAX, 2 * late) if told.hedge_share is None else told.hedge_share
+    return RoutePlan(
+        window_ns=ms_to_ns(told.window_ms),
+        window_parts_min=told.window_parts_min,
+        latency_percentile=told.latency_percentile,
+        latency_ns=round(told.latency_share * slo_ns(plant, line)),
+        hedge_permille=round(1000 * hedge_share),
+        late_permille=round(1000 * late_share),
+        beat_lost_ns=ms_to_ns(told.batcher_silent_ms),
+        return_after_ns=ms_to_ns(told.return_after_ms),
+        return_after_max_ns=ms_to_ns(told.return_after_max_ms),
+        steady_ns=ms_to_ns(told.steady_ms),
+        trial_frames=told.trial_frames,
+    )
+
+
 def make_plan(
     plant: Plant, profiles: dict[str, ModelProfiles], policy: PolicySpec | None = None
 ) -> Plan:
@@ -127,7 +161,8 @@ def make_plan(
                 numbers[model.name], ms_to_ns(line.cycle_time_ms), max(left_ns, 0)
             )
         window_ns = deeprt_window_ns(relative_ns) if relative_ns else 0
-        categories.append(Category(model.name, wcet_ns, window_ns))
+        used = [size for size in profiles[model.name].pool.used_sizes if size <= model.batch_max]
+        categories.append(Category(model.name, wcet_ns, window_ns, tuple(used)))
     if short:
         told = [f"line {', '.join(ids)}: {text}" for text, ids in short.items()]
         way_out = 'lengthen it, shorten the margins, or say takeover = "best-effort"'

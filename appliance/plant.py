@@ -14,6 +14,8 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
+from deadline_batcher.link import MONITOR
+
 NS_PER_MS = 1_000_000
 
 Milliseconds = Annotated[float, Field(gt=0, le=600_000, allow_inf_nan=False)]
@@ -67,13 +69,21 @@ class PlantSection(Section):
 
 
 class PoolSection(Section):
-    """`[pool]`: one endpoint per GPU."""
+    """`[pool]`: one endpoint per GPU.
+
+    server_version: the Triton that the servers must be; `2.51` takes any 2.51.x.
+    """
 
     endpoints: list[GrpcEndpoint] = Field(min_length=1, max_length=64)
     embedded: bool = False
     emulate: str | None = None
+    gpu_memory_mib: int | None = Field(default=None, ge=1, le=10_000_000)
+    gpu_memory_headroom: float = Field(default=0.1, ge=0, lt=1, allow_inf_nan=False)
     restart_backoff_min_ms: Milliseconds = 500
     restart_backoff_max_ms: Milliseconds = 10_000
+    server_version: Annotated[str, Field(pattern=r"^\d+(\.\d+){1,2}$")] = "2.51"
+    rescore_permille: int = Field(default=5, ge=0, le=1000)
+    rescore_band: float = Field(default=0.01, gt=0, le=1, allow_inf_nan=False)
 
 
 class PathsSection(Section):
@@ -101,6 +111,84 @@ class FallbackSection(Section):
     threads: int = Field(default=1, ge=1, le=64)
     concurrent_max: int = Field(default=2, ge=1, le=256)
     warm_every_ms: Milliseconds = 1000
+
+
+class RouteSection(Section):
+    """`[route]`: when a line leaves the pool, and how it comes back.
+
+    latency_share, trial_latency_share: of the line's slo_p99_ms (without one, of the time until
+    its verdict must have left). hedge_share, late_share: left out, they follow from slo_pool_share.
+    capacity: the table of `takt capacity`; without one, the plant file's own word.
+    shed_, rate_, suspect_: what the batcher is told for shedding (deadline_batcher/shedding.py).
+    """
+
+    window_ms: Milliseconds = 10_000
+    window_parts_min: int = Field(default=10, ge=1, le=1000)
+    latency_percentile: int = Field(default=90, ge=1, le=100)
+    latency_share: float = Field(default=0.95, gt=0, le=1)
+    hedge_share: float | None = Field(default=None, ge=0, le=1)
+    late_share: float | None = Field(default=None, ge=0, le=1)
+    batcher_silent_ms: Milliseconds = 1000
+    return_after_ms: Milliseconds = 2000
+    return_after_max_ms: Milliseconds = 60_000
+    steady_ms: Milliseconds = 60_000
+    trial_frames: int = Field(default=5, ge=1, le=1000)
+    trial_latency_share: float = Field(default=0.85, gt=0, le=1)
+    trial_band_pool: float = Field(default=0.005, ge=0, le=1)
+    trial_band_fallback: float = Field(default=0.05, ge=0, le=1)
+    capacity: str | None = None
+    shed_return_after_ms: Milliseconds = 2000
+    shed_return_step_ms: MillisecondsOrZero = 250
+    rate_window_ms: Milliseconds = 10_000
+    rate_margin_share: float = Field(default=0.05, ge=0, le=1)
+    rate_peak_hold_ms: Milliseconds = 60_000
+    suspect_ms: MillisecondsOrZero = 500
+
+    @model_validator(mode="after")
+    def _holds_fit(self) -> RouteSection:
+        if self.return_after_ms > self.return_after_max_ms:
+            raise ValueError(
+                f"return_after_ms {self.return_after_ms:g} is more than "
+                f"return_after_max_ms {self.return_after_max_ms:g}"
+            )
+        if self.trial_latency_share > self.latency_share:
+            raise ValueError(
+                f"trial_latency_share {self.trial_latency_share:g} is more than latency_share "
+                f"{self.latency_share:g}: a line would return only to leave again"
+            )
+        return self
+
+
+class HostSection(Section):
+    """`[host]`: cores kept for lines and batcher, and the real-time class of their loops.
+
+    realtime_priority: of SCHED_FIFO, 0 for the ordinary class. cores: empty for any.
+    """
+
+    realtime_priority: int = Field(default=0, ge=0, le=90)
+    cores: list[Annotated[int, Field(ge=0, le=4095)]] = Field(default=[], max_length=1024)
+
+
+Percent = Annotated[float, Field(gt=0, le=100, allow_inf_nan=False)]
+
+
+class MonitorSection(Section):
+    """`[monitor]`: from when on what else happens on this host is trouble.
+
+    Shares are of the time between two looks; a sign counts once it was there for `raise_after_ms`
+    and is over once it was gone for `clear_after_ms`.
+    """
+
+    period_ms: Milliseconds = 1000
+    cpu_some_percent: Percent = 80
+    memory_full_percent: Percent = 5
+    io_some_percent: Percent = 40
+    steal_percent: Percent = 5
+    gpu_temperature_c: int = Field(default=85, ge=1, le=150)
+    gpu_memory_percent: Percent = 95
+    raise_after_ms: MillisecondsOrZero = 3000
+    clear_after_ms: MillisecondsOrZero = 10_000
+    silent_after_ms: Milliseconds = 3000
 
 
 class LimitsSection(Section):
@@ -153,6 +241,12 @@ class LineSection(Section):
     transport_max_ms: Milliseconds = 20
 
     @model_validator(mode="after")
+    def _is_no_other(self) -> LineSection:
+        if self.id == MONITOR:
+            raise ValueError(f"{MONITOR} is the monitor's own name; call the line otherwise")
+        return self
+
+    @model_validator(mode="after")
     def _times_fit(self) -> LineSection:
         if self.transport_min_ms > self.transport_max_ms:
             raise ValueError(
@@ -179,7 +273,10 @@ class Plant(Section):
     paths: PathsSection = PathsSection()
     margins: MarginsSection = MarginsSection()
     fallback: FallbackSection = FallbackSection()
+    route: RouteSection = RouteSection()
     limits: LimitsSection = LimitsSection()
+    monitor: MonitorSection = MonitorSection()
+    host: HostSection = HostSection()
     model: list[ModelSection] = Field(min_length=1, max_length=64)
     line: list[LineSection] = Field(min_length=1, max_length=500)
     folder: Path = Field(default=Path(), exclude=True)

@@ -9,23 +9,27 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import zmq
 
-from appliance.batcher import Batcher, BatcherSettings
-from appliance.planning import PlanningError, make_plan, profiles_of
+from appliance.memory import lock_memory
+from appliance.placement import place
+from appliance.planning import PlanningError, make_plan, profiles_of, route_plan, slo_ns
 from appliance.plant import Plant, ms_to_ns
 from appliance.plant_errors import PlantError, load_plant
-from appliance.triton.endpoint import ServedModel
-from appliance.triton.goldens import Goldens
+from appliance.shed_planning import shed_plan
 from deadline_batcher.shm import SharedMemoryError, sweep
 from fallback.session import Session, SessionError, identity
 from lines.admission import Limits
 from lines.keys import KeyFileError
 from lines.process import LineProcess
 from lines.settings import LineSettings, ModelIdentity
+
+if TYPE_CHECKING:
+    from appliance.batcher_settings import BatcherSettings
 
 EVENT_JOURNAL_BYTES_MAX = 64 * 1024 * 1024
 SWITCH_INTERVAL_S = 0.0005
@@ -74,6 +78,8 @@ def line_settings(plant: Plant, line_id: str) -> LineSettings:
         fallback_path=plant.path(model.fallback),
         fallback_threads=plant.fallback.threads,
         fallback_concurrent_max=plant.fallback.concurrent_max,
+        # In turn, so that each core group has as many lines to carry as the next.
+        fallback_core=plant.line.index(line),
         wcet_fallback_ns=profiles.fallback.wcet_ns[1],
         warm_every_ns=ms_to_ns(plant.fallback.warm_every_ms),
         deadline_ns=ms_to_ns(line.deadline_ms),
@@ -88,26 +94,46 @@ def line_settings(plant: Plant, line_id: str) -> LineSettings:
         slots=plant.limits.slots_per_line,
         limits=Limits(plant.limits.picture_bytes_max, plant.limits.picture_pixels_max),
         journal_backlog_s=plant.limits.journal_backlog_s,
+        route_plan=route_plan(plant, line),
+        trial_latency_ns=round(plant.route.trial_latency_share * slo_ns(plant, line)),
+        trial_bands=(plant.route.trial_band_pool, plant.route.trial_band_fallback),
     )
 
 
 def batcher_settings(plant: Plant) -> BatcherSettings:
     """Resolve the batcher. Raises PlanningError or SessionError."""
+    # gRPC costs a line that starts anew a third of its time, and it has no use for it.
+    from appliance.batcher_settings import BatcherSettings, Rescoring
+    from appliance.rescore import endpoint_of
+    from appliance.triton.endpoint import Server
+    from appliance.triton.goldens import Goldens
+    from appliance.triton.news import ServedModel
+    from appliance.triton.restart import ask_restart, socket_path
+    from appliance.triton.standing import Patience
+
     runtime = plant.path(plant.paths.runtime)
+    profiles = profiles_of(plant)
+    plan = make_plan(plant, profiles)
     return BatcherSettings(
-        plan=make_plan(plant, profiles_of(plant)),
+        plan=plan,
+        shed=shed_plan(plant, plan, profiles),
         plant_tag=plant.tag,
         lines=tuple(line.id for line in plant.line),
         models=tuple(
             ServedModel(model.name, model.batch_max, Goldens(plant.path(model.pool)))
             for model in plant.model
         ),
-        endpoints=tuple(plant.pool.endpoints),
+        servers=tuple(
+            Server(url, plant.pool.server_version, partial(ask_restart, socket_path(runtime, slot)))
+            for slot, url in enumerate(plant.pool.endpoints)
+        ),
         link_endpoint=f"ipc://{runtime}/batcher.sock",
         journal_endpoint=f"ipc://{runtime}/journal.sock",
         journal_backlog_s=plant.limits.journal_backlog_s,
+        rescore=Rescoring(endpoint_of(plant), plant.pool.rescore_permille, plant.pool.rescore_band),
         event_journal=plant.path(plant.paths.journal) / "batcher-events.jsonl",
         event_journal_bytes_max=EVENT_JOURNAL_BYTES_MAX,
+        patience=Patience(),
     )
 
 
@@ -147,6 +173,10 @@ def _serve(plant_file: Path, name: str, make: Callable[[Plant], Runnable]) -> in
         return 2 if isinstance(error, UnknownLineError) else 1
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: process.stop())
+    unlocked = lock_memory()
+    refused = [f"memory is not locked: {unlocked}"] if unlocked is not None else []
+    for text in [*refused, *place(plant.host.cores, plant.host.realtime_priority)]:
+        print(f"takt {name}: {text}", file=sys.stderr, flush=True)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     gc.collect()
     gc.freeze()  # what lives as long as the process is never looked at again
@@ -171,6 +201,8 @@ def line_main(argv: Sequence[str] | None = None) -> int:
 
 def batcher_main(argv: Sequence[str] | None = None) -> int:
     """`takt batcher --plant FILE`."""
+    from appliance.batcher import Batcher
+
     parser = argparse.ArgumentParser(
         prog="takt batcher",
         description="Run the batcher: parts of all lines in deadline batches to the pool.",

@@ -3,8 +3,9 @@
 Little-endian, fixed size, first byte the kind. `hello` alone is JSON: it is rare and names things.
 Times are instants or lengths on the host's monotonic clock, in nanoseconds.
 
-    line → batcher   H hello   P part   D pool_due moved   W withdrawn   B beat
-    batcher → line   R result  F refused  G beat           Q who are you (hello again)
+    line → batcher   H hello   P part   D pool_due moved   W withdrawn   B beat   O offered load
+    monitor → batcher  M doubt about a GPU
+    batcher → line   R result  F refused  G beat           Q who are you (hello again)   A admission
 """
 
 from __future__ import annotations
@@ -65,6 +66,21 @@ class LineBeat(NamedTuple):
     at_ns: int
 
 
+class OfferedLoad(NamedTuple):
+    """Parts with a picture since the line's start, whoever answered them; its route by ROUTES."""
+
+    at_ns: int
+    parts: int
+    route: int
+
+
+class GpuDoubt(NamedTuple):
+    """Something beside the pool gives doubts about a GPU; `is_fault`: about every batch size."""
+
+    gpu: int
+    is_fault: bool
+
+
 class Result(NamedTuple):
     """The pool's answer for one part, and where its time went."""
 
@@ -91,10 +107,23 @@ class Refused(NamedTuple):
 
 
 class BatcherBeat(NamedTuple):
-    """The batcher lives: which start of it, and how many GPUs are ready."""
+    """The batcher lives: which start of it, and how many GPUs lines may count on."""
 
     epoch: int
     gpus_ready: int
+
+
+class Carried(NamedTuple):
+    """Whether the pool carries the line; if not, `reason` indexes SHED_REASONS.
+
+    gpus: READY ones. carried, lines: how many of the plant's lines those carry.
+    """
+
+    is_carried: bool
+    reason: int
+    gpus: int
+    carried: int
+    lines: int
 
 
 class Who(NamedTuple):
@@ -103,18 +132,40 @@ class Who(NamedTuple):
     epoch: int
 
 
+MONITOR = "monitor"
+"""The address of the monitor at the batcher; no line may be called that."""
+
+ROUTES = ("POOL", "FALLBACK", "RETURNING")
+SHED_REASONS = ("", "gpus", "load", "hopeless", "start")
+"""Too few GPUs for the plant file's rates; enough for those, but lines run faster; a line that
+would be late even alone on an idle GPU; the pool has only started."""
 REFUSALS = ("infeasible", "late", "lost", "torn", "full", "wrong-answer", "shed")
 
-Message = Part | PoolDue | Withdrawn | LineBeat | Result | Refused | BatcherBeat | Who
+Message = (
+    Part
+    | PoolDue
+    | Withdrawn
+    | LineBeat
+    | OfferedLoad
+    | GpuDoubt
+    | Result
+    | Refused
+    | BatcherBeat
+    | Carried
+    | Who
+)
 
 _FORMATS: dict[bytes, tuple[type, struct.Struct]] = {
     b"P": (Part, struct.Struct("<QIQqqqq")),
     b"D": (PoolDue, struct.Struct("<Qq")),
     b"W": (Withdrawn, struct.Struct("<Q")),
     b"B": (LineBeat, struct.Struct("<q")),
+    b"M": (GpuDoubt, struct.Struct("<H?")),
+    b"O": (OfferedLoad, struct.Struct("<qQB")),
     b"R": (Result, struct.Struct("<QQqdHIQHqqqqq")),
     b"F": (Refused, struct.Struct("<QH")),
     b"G": (BatcherBeat, struct.Struct("<QH")),
+    b"A": (Carried, struct.Struct("<?BHHH")),
     b"Q": (Who, struct.Struct("<Q")),
 }
 _KINDS = {cls: (kind, form) for kind, (cls, form) in _FORMATS.items()}

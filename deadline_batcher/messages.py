@@ -42,10 +42,11 @@ class PartWithdrawn(NamedTuple):
 
 
 class BatchDone(NamedTuple):
-    """The endpoint answered the whole batch."""
+    """The endpoint answered the whole batch, at `answered_at_ns` (0: at this very instant)."""
 
     batch_id: int
     gpu: int
+    answered_at_ns: int = 0
 
 
 class BatchFailed(NamedTuple):
@@ -74,10 +75,22 @@ class GpuDrained(NamedTuple):
     gpu: int
 
 
-class GoldenWanted(NamedTuple):
-    """It is time for a golden on this GPU, between two batches."""
+class GpuDoubted(NamedTuple):
+    """Something beside the pool (the monitor) gives doubts about a GPU.
+
+    `is_fault`: about every batch size.
+    """
 
     gpu: int
+    is_fault: bool
+
+
+class GoldenWanted(NamedTuple):
+    """It is time for a golden batch of `rows` pictures on this GPU, between two batches."""
+
+    gpu: int
+    category: int = 0
+    rows: int = 1
 
 
 class GoldenDone(NamedTuple):
@@ -100,6 +113,7 @@ Event = (
     | GpuReady
     | GpuLost
     | GpuDrained
+    | GpuDoubted
     | GoldenWanted
     | GoldenDone
     | TimeReached
@@ -134,9 +148,11 @@ class RefusePart(NamedTuple):
 
 
 class RunGolden(NamedTuple):
-    """Run one golden picture on this idle GPU now; no batch waits for it."""
+    """Run a golden batch of `rows` pictures on this idle GPU now; no batch waits for it."""
 
     gpu: int
+    category: int = 0
+    rows: int = 1
 
 
 class SuspectGpu(NamedTuple):
@@ -147,4 +163,22 @@ class SuspectGpu(NamedTuple):
     is_fault: bool  # False: merely overdue
 
 
-Command = RunBatch | RefusePart | RunGolden | SuspectGpu
+class Overrun(NamedTuple):
+    """A batch was answered `late_ns` after its worst-case end; the GPU's worst cases are from now
+    on inflated by `inflation_permille`.
+    """
+
+    gpu: int
+    batch_id: int
+    late_ns: int
+    inflation_permille: int
+
+
+class DrainGpu(NamedTuple):
+    """After `overruns` late batches in a short time: no work until the GPU is readmitted."""
+
+    gpu: int
+    overruns: int
+
+
+Command = RunBatch | RefusePart | RunGolden | SuspectGpu | Overrun | DrainGpu

@@ -73,8 +73,9 @@ class Timer:
         self.lateness_ns.clear()
         if not ordered:
             return None
-        p99_ns, worst_ns = ordered[int(0.99 * (len(ordered) - 1))], ordered[-1]
-        return f"n {len(ordered)} p99 {p99_ns / 1e6:.3f} ms max {worst_ns / 1e6:.3f} ms"
+        p99, p999 = (ordered[int(share * (len(ordered) - 1))] / 1e6 for share in (0.99, 0.999))
+        worst = ordered[-1] / 1e6
+        return f"n {len(ordered)} p99 {p99:.3f} ms p99.9 {p999:.3f} ms max {worst:.3f} ms"
 
     def close(self) -> None:
         """Give the descriptor back."""

@@ -7,12 +7,18 @@ still in time, and decides each part exactly once. Events in, commands out, time
 
 walked back from the latest part, so that parts that come due together still all find the one
 fallback session free in time.
+
+Off the pool (`fallback/route.py`) nothing is offered, and every part runs as soon as that harms no
+other: waiting for `last_start` would only spend slack. While the line is returning, a part is
+offered as a trial beside its run: the pool's answer decides nothing, unless the fallback fails.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import NamedTuple
+
+from fallback.route import Route
 
 # --- events ---------------------------------------------------------------------------------
 
@@ -64,6 +70,12 @@ class WarmDone(NamedTuple):
     """A warm frame's run ended."""
 
 
+class RouteChanged(NamedTuple):
+    """The line's route is this one from now on; parts with the pool stay there."""
+
+    route: Route
+
+
 class TimeReached(NamedTuple):
     """Nothing happened, but `wakeup_at_ns` has come."""
 
@@ -77,6 +89,7 @@ Event = (
     | PoolBack
     | FallbackDone
     | WarmDone
+    | RouteChanged
     | TimeReached
 )
 
@@ -84,10 +97,14 @@ Event = (
 
 
 class OfferToPool(NamedTuple):
-    """Ask the pool; its answer is useful until `pool_due_at_ns`."""
+    """Ask the pool; its answer is useful until `pool_due_at_ns`.
+
+    is_trial: the fallback answers the part, the pool's answer is to be compared with it.
+    """
 
     part: int
     pool_due_at_ns: int
+    is_trial: bool = False
 
 
 class MovePoolDue(NamedTuple):
@@ -143,6 +160,8 @@ class _Open:
     has_picture: bool = False
     is_with_pool: bool = False
     told_pool_due_at_ns: int = 0
+    is_trial: bool = False
+    is_pool_in: bool = False  # a trial's answer, kept for the case that the fallback fails
     is_pool_out: bool = False
     is_fallback_out: bool = False
     last_start_at_ns: int = 0
@@ -153,6 +172,7 @@ class Guard:
 
     def __init__(self, plan: GuardPlan, now_ns: int) -> None:
         self.plan = plan
+        self._route = Route.POOL
         self._open: dict[int, _Open] = {}
         self._running_part: int | None = None
         self._is_running = False
@@ -174,7 +194,10 @@ class Guard:
             case PictureBad() if event.part in self._open:
                 self._decide(event.part, "failsafe", event.reason, commands)
             case PoolAnswered() if self._is_in_time(event.part):
-                self._decide(event.part, "pool", "", commands)
+                if self._open[event.part].is_trial:
+                    self._open[event.part].is_pool_in = True
+                else:
+                    self._decide(event.part, "pool", "", commands)
             case PoolRefused() if event.part in self._open:
                 self._open[event.part].is_pool_out = True
             case PoolBack():
@@ -184,6 +207,8 @@ class Guard:
                 self._fallback_done(event, commands)
             case WarmDone():
                 self._is_running = False
+            case RouteChanged():
+                self._route = event.route
             case _:
                 pass
         self._walk_back()
@@ -239,10 +264,18 @@ class Guard:
     def _give_up(self, commands: list[Command]) -> None:
         """`UNINSPECTED` for parts whose time is over, or that neither engine can answer."""
         for part in list(self._open.values()):
-            if part.failsafe_at_ns <= self._now_ns:
+            is_over = part.failsafe_at_ns <= self._now_ns
+            may_rescue = part.is_pool_in and self._is_in_time(part.part)
+            if may_rescue and (part.is_fallback_out or is_over):
+                self._decide(part.part, "pool", "", commands)
+            elif is_over:
                 self._decide(part.part, "failsafe", "deadline", commands)
-            elif part.is_pool_out and part.is_fallback_out:
+            elif part.is_fallback_out and self._is_pool_out(part):
                 self._decide(part.part, "failsafe", "engine", commands)
+
+    def _is_pool_out(self, part: _Open) -> bool:
+        """Whether no answer of the pool is to be hoped for."""
+        return part.is_pool_out or (self._route is Route.FALLBACK and not part.is_with_pool)
 
     # --- the arithmetic ---------------------------------------------------------------------
 
@@ -282,11 +315,13 @@ class Guard:
             is_past = part.last_start_at_ns <= self._now_ns
             pool_due_at_ns = part.failsafe_at_ns if is_past else part.last_start_at_ns
             if not part.is_with_pool:
-                part.is_with_pool = True
-                commands.append(OfferToPool(part.part, pool_due_at_ns))
+                if self._route is Route.FALLBACK:
+                    continue
+                part.is_with_pool, part.is_trial = True, self._route is Route.RETURNING
+                commands.append(OfferToPool(part.part, pool_due_at_ns, part.is_trial))
             else:
                 moved_ns = pool_due_at_ns - part.told_pool_due_at_ns
-                if is_past or 0 <= moved_ns < self.plan.moved_min_ns:
+                if part.is_trial or is_past or 0 <= moved_ns < self.plan.moved_min_ns:
                     continue
                 commands.append(MovePoolDue(part.part, pool_due_at_ns))
             part.told_pool_due_at_ns = pool_due_at_ns
@@ -311,7 +346,8 @@ class Guard:
             if not self._may_run(part):
                 continue
             is_time = part.last_start_at_ns <= self._now_ns
-            if not is_time and not part.is_pool_out:
+            is_at_once = part.is_pool_out or part.is_trial or self._route is not Route.POOL
+            if not is_time and not is_at_once:
                 continue
             fits = self._now_ns + self.plan.wcet_ns <= part.failsafe_at_ns
             if (is_time and fits) or self._harms_none(self._now_ns, but=part):

@@ -23,7 +23,7 @@ from typing import Any
 
 from appliance.cli import takt_version
 from appliance.profiler import cpu_name
-from hil_sim import scheduler_benchmark
+from hil_sim import scheduler_benchmark, shed_benchmark, soak_benchmark, timer_benchmark
 from hil_sim.size_benchmark import size_figures
 
 PROJECT = Path(__file__).resolve().parent.parent
@@ -201,12 +201,30 @@ def scheduler(options: argparse.Namespace) -> dict[str, Any]:
     return scheduler_benchmark.report()
 
 
+def shedding(options: argparse.Namespace) -> dict[str, Any]:
+    """How long it takes to say which lines are on the pool, from 12 to 500 lines."""
+    return shed_benchmark.report()
+
+
+def soak(options: argparse.Namespace) -> dict[str, Any]:
+    """Whether memory, descriptors, threads or shared memory grow over --seconds (3600 is apt)."""
+    return soak_benchmark.report(options.seconds, options.rate)
+
+
+def timer(options: argparse.Namespace) -> dict[str, Any]:
+    """How late timers are served, ordinary and real-time class, alone and beside busy programs."""
+    return timer_benchmark.report(options.seconds)
+
+
 BENCHMARKS: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
     "load": load,
     "kills": kills,
     "start": start,
     "scheduler": scheduler,
+    "shedding": shedding,
     "size": size,
+    "soak": soak,
+    "timer": timer,
 }
 COMMANDS = {"triton-batcher": "hil_sim.triton_trial"}
 """Benchmarks with options of their own."""
@@ -221,7 +239,8 @@ def _parser() -> argparse.ArgumentParser:
     names = "; ".join(f"{name}: {run.__doc__}" for name, run in BENCHMARKS.items())
     parser.add_argument("name", choices=BENCHMARKS, help=names)
     parser.add_argument("--runs", type=int, default=20, help="of kills and start (20)")
-    parser.add_argument("--seconds", type=float, default=60, help="of load (60)")
+    parser.add_argument("--seconds", type=float, default=60, help="of load, soak and timer (60)")
+    parser.add_argument("--rate", type=float, default=5, help="parts/s a line, of soak (5)")
     parser.add_argument("--seed", type=int, default=1, help="of the random instants")
     parser.add_argument(
         "--results", type=Path, default=RESULTS, metavar="DIR", help="where the results go"
@@ -240,7 +259,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(f"{options.name}: {here}")
     try:
         found = BENCHMARKS[options.name](options)
-    except BenchmarkError as error:
+    except (BenchmarkError, OSError) as error:
         print(f"takt benchmark: a run gave no figures:\n{error}", file=sys.stderr)
         return 1
     options.results.mkdir(parents=True, exist_ok=True)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from appliance.plant_errors import PlantError, load_plant
+from hil_sim import routes
 from hil_sim.evidence import Evidence, EvidenceError, read_evidence
 from hil_sim.findings import Report
 from hil_sim.promise import check
@@ -58,6 +59,7 @@ def as_json(evidence: Evidence, report: Report) -> dict[str, Any]:
         "found": dict(report.found),
         "findings": [asdict(finding) for finding in report.findings],
         "figures": summarise(evidence, report),
+        "routes": routes.as_json(routes.routes_of(evidence.parts, evidence.events)),
         "reconciliation": reconcile(evidence),
     }
 
@@ -75,6 +77,9 @@ def as_text(evidence: Evidence, report: Report) -> str:
         held = report.promises[number]
         word = "not decided" if held is None else "held" if held else "BROKEN"
         out.append(f"promise {number}: {word:11} ({text})")
+    told = routes.routes_of(evidence.parts, evidence.events)
+    if told is not None:
+        out.append(routes.as_text(told))
     for row in reconcile(evidence):
         out.append(
             f"{row['gpu']} start {row['endpoint_epoch']}: {row['batches']} batches, "

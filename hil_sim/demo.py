@@ -89,6 +89,7 @@ class Demo:
             options.deadline_ms,
             options.batch_max,
             emulate.absolute() if emulate else None,
+            options.realtime_priority,
         )
         plant_file = make_demo_plant(self.folder, demo, self._scratch / "run")
         plant = load_plant(plant_file)
@@ -275,6 +276,13 @@ def _parser() -> argparse.ArgumentParser:
     add("--kill-triton", type=int, metavar="N", help="SIGKILL Triton N (0 is the first)")
     add("--at", type=float, default=20.0, metavar="S", help="when, seconds after the start (20)")
     add("--emulate", type=Path, metavar="PROFILE", help="hold batches for this profile's times")
+    add(
+        "--realtime-priority",
+        type=int,
+        default=0,
+        metavar="N",
+        help="loops of lines and batcher in SCHED_FIFO with this priority (0: not; needs root)",
+    )
     add("--json", type=Path, metavar="FILE", help="write the figures there")
     add("--keep", type=Path, metavar="DIR", help="leave plant file, keys, journal and logs in DIR")
     add("--no-ui", action="store_true", help="plain lines, no live table")
@@ -292,6 +300,7 @@ def _check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None
         ("gpus", 1, 64),
         ("batch_max", 1, 32),
         ("base_port", 1024, 65_000),
+        ("realtime_priority", 0, 90),
     ):
         value = getattr(options, name)
         if not least <= value <= most:

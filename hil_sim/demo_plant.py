@@ -32,6 +32,7 @@ class DemoPlant:
     deadline_ms: float
     batch_max: int
     emulate: Path | None
+    realtime_priority: int = 0
 
 
 def line_ids(lines: int) -> list[str]:
@@ -57,6 +58,9 @@ embedded = true
 {emulate}
 [paths]
 runtime = "{runtime}"
+
+[host]
+realtime_priority = {demo.realtime_priority}
 
 [margins]                       # two shared cores: timers and transport were seen 20 ms late
 timer_ms = 10

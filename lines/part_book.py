@@ -8,7 +8,7 @@ from lines import wire
 from lines.admission import Admission
 from lines.clock import Capture, ClockMap
 from lines.journal_link import JournalSender
-from lines.ledger import Ledger
+from lines.ledger import PERHAPS_SENT, Ledger
 from lines.parts import Decision, OpenPart, due_times, row_of
 from lines.settings import LineSettings
 from lines.slots import SlotWriter
@@ -28,6 +28,7 @@ class PartBook:
         self._ledger = ledger
         self._parts: dict[int, OpenPart] = {}
         self._reading: set[int] = set()
+        self._trials: set[int] = set()
         self._next_number = 1
         self._last_lost = 0
         self.new_clock()
@@ -56,11 +57,16 @@ class PartBook:
         left_over = self._ledger.left_over()
         for row in left_over:
             journal.add("parts", row)
+        for row in self._ledger.leaving():
+            subject = f"{row['line']}/{row['session']}/{row['seq']}"
+            journal.event(now_ns, PERHAPS_SENT, subject, "killed while its verdict was leaving")
+        for row in self._ledger.remembered():
             if row["part_id"]:
                 admission.remember_part(row["part_id"], row["session"], row["seq"], now_ns)
-        # New parts will use the same entries: a second death must not find them half forgotten.
-        journal.settle(RESTART_SETTLE_NS)
-        self._ledger.clear()
+        # What the journal has not taken yet is found again after another death, in its place.
+        self._next_number = self._ledger.next_number()
+        if journal.settle(RESTART_SETTLE_NS) == 0:
+            self._ledger.settle()
         return sum(row["reason"] == "restart" for row in left_over) if left_over else None
 
     def open(
@@ -125,9 +131,17 @@ class PartBook:
         """The fallback thread no longer reads the part's slot."""
         self._reading.discard(number)
 
+    def trial_begins(self, part: OpenPart) -> None:
+        """The pool's answer on the part is wanted also after its verdict."""
+        self._trials.add(part.part)
+
+    def trial_ended(self, number: int) -> None:
+        """It is wanted no more."""
+        self._trials.discard(number)
+
     def close(self, part: OpenPart) -> None:
-        """Give the slot back and forget the part, unless the fallback thread still reads it."""
-        if part.part in self._reading:
+        """Give the slot back and forget the part, unless a thread or the pool still reads it."""
+        if part.part in self._reading or part.part in self._trials:
             return
         if self._parts.pop(part.part, None) is not None and part.slot is not None:
             self._slots.release(part.slot)

@@ -1,7 +1,7 @@
 """One line's process: owns its frames, their deadlines, their verdicts and its own fallback.
 
-One loop owns all state: it feeds the guard (pure) what came, and obeys it. Nothing in it waits for
-the batcher, the journal or the pool.
+One loop owns all state: it feeds guard and route (pure) what came, and obeys them. Nothing in it
+waits for the batcher, the journal or the pool.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from deadline_batcher import link
 from deadline_batcher.shm import Segment, new_name
 from deadline_batcher.timer import Signal, Timer
 from fallback import guard as g
+from fallback.line_core import CompareTrial, CoreCommand, CoreEvent, EndTrial, LineCore
+from fallback.route import ChangeRoute
 from fallback.session import Session, identity
 from lines import wire
 from lines.admission import Admission, Refusal
@@ -30,6 +32,7 @@ from lines.output import VerdictOutput
 from lines.part_book import PartBook
 from lines.parts import OpenPart, judge, row_of, verdict_fields
 from lines.pool_link import PoolLink
+from lines.route_link import RouteLink
 from lines.settings import LineSettings, ModelIdentity
 from lines.slots import Picture, SlotWriter, slot_stride
 from lines.sockets import (
@@ -83,12 +86,14 @@ class LineProcess:
         self._session.warm_up(self._warm_picture)
         self._decoder = JobThread("decode", decoding(self._slots, facts.shape), self._signal)
         locks = CoreLocks(
-            settings.runtime_folder, settings.fallback_concurrent_max, hash(segment.name) & 0xFF
+            settings.runtime_folder,
+            settings.fallback_concurrent_max,
+            settings.fallback_core,
+            settings.wcet_fallback_ns / 1e9,
         )
         self._fallback = JobThread("fallback", answering(self._session, locks), self._signal)
-        self._guard = g.Guard(settings.guard_plan, time.monotonic_ns())
-        self._late_answers = 0
-        self._events: deque[tuple[g.Event, int]] = deque()
+        self._core = LineCore(settings.core_plan, time.monotonic_ns())
+        self._events: deque[tuple[CoreEvent, int]] = deque()
         hello = link.Hello(
             line=settings.line_id,
             model=settings.model_name,
@@ -96,7 +101,7 @@ class LineProcess:
             slot_count=settings.slots,
             slot_bytes=facts.picture_bytes,
         )
-        self._pool = PoolLink(self._context, settings.batcher_endpoint, hello)
+        pool = PoolLink(self._context, settings.batcher_endpoint, hello)
         self._journal = JournalSender(
             self._context,
             settings.journal_endpoint,
@@ -106,6 +111,16 @@ class LineProcess:
         )
         self._ledger = Ledger(settings.plant_tag, settings.line_id)
         self._book = PartBook(settings, self._slots, self._ledger)
+        self._pool = RouteLink(
+            settings.line_id,
+            pool,
+            self._book,
+            self._core,
+            self._models,
+            settings.trial_bands,
+            self._feed,
+            self._tell,
+        )
         self._admission = Admission(settings.line_id, settings.camera, settings.limits)
         try:
             self._bind()
@@ -165,7 +180,7 @@ class LineProcess:
         poller.register(self._journal.socket, zmq.POLLIN)
         poller.register(self._timer.fileno(), zmq.POLLIN)
         poller.register(self._signal.fileno(), zmq.POLLIN)
-        self._pool.say_hello()
+        self._pool.begin()
         on_ready()
         lateness_at_ns = time.monotonic_ns() + LATENESS_EVERY_NS
         while not self._is_stopping:
@@ -175,9 +190,14 @@ class LineProcess:
                 lateness_at_ns += LATENESS_EVERY_NS
                 self._tell_lateness()
             self._key_watch.look(time.monotonic_ns())
-            if not (self._decoder.is_alive and self._fallback.is_alive):
-                raise RuntimeError("a thread of this line has died; starting anew is the way out")
+            self._check_threads()
         self._finish()
+
+    def _check_threads(self) -> None:
+        """Without its authenticator a line lets no camera back in."""
+        threads = (self._decoder.is_alive, self._fallback.is_alive, self._authenticator.is_alive())
+        if not all(threads):
+            raise RuntimeError("a thread of this line has died; starting anew is the way out")
 
     def stop(self) -> None:
         """Leave the loop after the turn in progress. Safe in a signal handler."""
@@ -191,7 +211,7 @@ class LineProcess:
             self._feed(g.TimeReached(), max(fired_at_ns, now_ns))
         self._signal.clear()
         self._take_outcomes()
-        self._take_pool()
+        self._pool.take()
         self._output.on_readable(time.monotonic_ns())
         self._journal.on_readable()
         self._intake.on_readable(time.monotonic_ns, MESSAGES_PER_TURN)
@@ -204,19 +224,19 @@ class LineProcess:
             self._output.beat(now_ns),
             self._pool.beat(now_ns),
             self._journal.flush_due_at_ns(),
-            self._guard.wakeup_at_ns(),
+            self._core.wakeup_at_ns(),
         ]
         self._timer.arm(min((at for at in wakeups if at is not None), default=None))
 
     def _finish(self) -> None:
         """Answer what is open, hand the journal its rows, give everything back."""
         for number in self._book.numbers():
-            if self._guard.is_open(number):
+            if self._core.is_open(number):
                 self._feed(g.PictureBad(number, "stop"), time.monotonic_ns())
         self._tell_lateness()
         self._output.settle()
         if self._journal.close() == 0:
-            self._ledger.clear()
+            self._ledger.settle()
         self._slots.segment.unlink()
         self._authenticator.stop()
         self._context.destroy(linger=0)
@@ -244,7 +264,7 @@ class LineProcess:
             self._decide(part, g.Decide(part.part, "failsafe", "late"))
             return
         self._feed(g.PartAccepted(part.part, part.due_at_ns), arrived_at_ns)
-        if not self._guard.is_open(part.part):
+        if not self._core.is_open(part.part):
             self._reject_open(part, "late", "its verdict was due before it arrived")
             return
         slot = self._book.take_slot(part)
@@ -284,8 +304,9 @@ class LineProcess:
             self._intake.answer(part.routing_id, wire.ack(part.session, part.seq))
             if part.slot is not None:
                 self._warm_picture = self._slots.picture(part.slot).copy()
+            self._pool.ready()
             self._feed(g.PictureReady(part.part), time.monotonic_ns())
-            if not self._guard.is_open(part.part):
+            if not self._core.is_open(part.part):
                 self._book.close(part)
         while self._fallback.outcomes:
             run = self._fallback.outcomes.popleft()
@@ -299,56 +320,27 @@ class LineProcess:
             if part is not None:
                 part.fallback = run
             self._feed(g.FallbackDone(run.part, run.ok), time.monotonic_ns())
-            if part is not None and not self._guard.is_open(run.part):
+            if part is not None and not self._core.is_open(run.part):
                 self._book.close(part)
 
-    def _take_pool(self) -> None:
-        try:
-            messages = self._pool.received()
-        except link.LinkError as error:
-            self._tell("link.garbled", "batcher", str(error))
-            return
-        for message in messages:
-            now_ns = time.monotonic_ns()
-            if isinstance(message, link.Result):
-                self._take_result(message, now_ns)
-            elif isinstance(message, link.Refused):
-                self._feed(g.PoolRefused(message.part), now_ns)
-            elif isinstance(message, link.Who):
-                self._pool.say_hello()
-                self._feed(g.PoolBack(), now_ns)
+    # --- obeying the core -------------------------------------------------------------------
 
-    def _take_result(self, result: link.Result, now_ns: int) -> None:
-        part = self._book.get(result.part)
-        if part is None or not self._guard.is_open(result.part):
-            self._late_answers += 1
-            return
-        matches = result.nonce_echo == part.nonce and result.generation == part.generation
-        if matches and 0.0 <= result.score <= 1.0:
-            part.result = result
-            self._feed(g.PoolAnswered(result.part), now_ns)
-        else:
-            self._tell("answer.mismatch", f"gpu{result.gpu}", f"seq {part.seq}")
-            self._feed(g.PoolRefused(result.part), now_ns)
-
-    # --- obeying the guard ------------------------------------------------------------------
-
-    def _feed(self, event: g.Event, now_ns: int) -> None:
-        """Give the guard an event and obey it; what obeying brings about comes after, in order."""
+    def _feed(self, event: CoreEvent, now_ns: int) -> None:
+        """Give the core an event and obey it; what obeying brings about comes after, in order."""
         self._events.append((event, now_ns))
         if len(self._events) > 1:
             return
         while self._events:
-            for command in self._guard.handle(*self._events[0]):
+            for command in self._core.handle(*self._events[0]):
                 self._obey(command)
             self._events.popleft()
 
-    def _obey(self, command: g.Command) -> None:
+    def _obey(self, command: CoreCommand) -> None:
         match command:
             case g.OfferToPool():
-                self._offer(self._book[command.part], command.pool_due_at_ns)
+                self._pool.offer(self._book[command.part], command)
             case g.MovePoolDue():
-                self._pool.tell(link.PoolDue(command.part, command.pool_due_at_ns))
+                self._pool.move(command)
             case g.StartFallback():
                 part = self._book[command.part]
                 assert part.slot is not None
@@ -359,25 +351,15 @@ class LineProcess:
                 self._run_fallback(None, self._warm_picture, secrets.randbits(63))
             case g.Decide():
                 self._decide(self._book[command.part], command)
+            case CompareTrial():
+                self._pool.compare(command.part)
+            case EndTrial():
+                self._pool.end_trial(command.part)
+            case ChangeRoute():
+                self._pool.changed(command)
 
     def _run_fallback(self, number: int | None, picture: Picture, nonce: int) -> None:
         self._fallback.put(FallbackJob(number, picture, nonce, time.monotonic_ns()))
-
-    def _offer(self, part: OpenPart, pool_due_at_ns: int) -> None:
-        assert part.slot is not None
-        is_told = self._pool.tell(
-            link.Part(
-                part.part,
-                part.slot,
-                part.generation,
-                part.nonce,
-                part.ready_at_ns,
-                pool_due_at_ns,
-                part.due_at_ns,
-            )
-        )
-        if not is_told:
-            self._feed(g.PoolRefused(part.part), time.monotonic_ns())
 
     def _decide(self, part: OpenPart, command: g.Decide) -> None:
         settings = self.settings
@@ -392,8 +374,7 @@ class LineProcess:
         if part.is_owed:
             self._ledger.sent(part.part, row)
         self._journal.add("parts", row)
-        if decision.answered_by != "pool" and part.ready_at_ns:
-            self._pool.tell(link.Withdrawn(part.part))
+        self._pool.decided(part, decision.answered_by)
         if part.ready_at_ns or part.slot is None:
             self._book.close(part)
 
@@ -406,6 +387,4 @@ class LineProcess:
         detail = self._timer.take_lateness()
         if detail:
             self._tell("timer.lateness", self.settings.line_id, detail)
-        if self._late_answers:
-            self._tell("answers.late", self.settings.line_id, str(self._late_answers))
-            self._late_answers = 0
+        self._pool.tell_late()

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fallback.guard import GuardPlan
+from fallback.line_core import CorePlan
+from fallback.route import RoutePlan
 from lines.admission import Limits
 
 
@@ -23,7 +25,8 @@ class LineSettings:
     """One line, resolved: absolute paths, nanoseconds, endpoints.
 
     pool_model: what an answer of the pool is judged by, and called in the records.
-    wcet_fallback_ns: see `GuardPlan`.
+    wcet_fallback_ns: see `GuardPlan`. trial_latency_ns: see `CorePlan`. trial_bands: around the
+    thresholds of pool and fallback, within which a trial's two verdicts may differ.
     """
 
     line_id: str
@@ -40,6 +43,7 @@ class LineSettings:
     fallback_path: Path
     fallback_threads: int
     fallback_concurrent_max: int
+    fallback_core: int
     wcet_fallback_ns: int
     warm_every_ns: int
     deadline_ns: int
@@ -54,8 +58,13 @@ class LineSettings:
     slots: int
     limits: Limits
     journal_backlog_s: float
+    route_plan: RoutePlan
+    trial_latency_ns: int
+    trial_bands: tuple[float, float]
 
     @property
-    def guard_plan(self) -> GuardPlan:
-        """What the line's guard is told."""
-        return GuardPlan(self.wcet_fallback_ns, self.timer_ns, self.start_ns, self.warm_every_ns)
+    def core_plan(self) -> CorePlan:
+        """What the line's guard and route are told."""
+        guard = GuardPlan(self.wcet_fallback_ns, self.timer_ns, self.start_ns, self.warm_every_ns)
+        due_budget_ns = self.deadline_ns - self.actuation_ns - self.output_ns
+        return CorePlan(guard, self.route_plan, due_budget_ns, self.trial_latency_ns)

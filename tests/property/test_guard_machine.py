@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from fallback import guard as g
+from fallback.route import Route
 
 MS = 1_000_000
 PLAN = g.GuardPlan(wcet_ns=6 * MS, timer_ns=2 * MS, start_ns=1 * MS, warm_every_ns=40 * MS)
@@ -27,6 +28,8 @@ class Account:
     is_fallback_out: bool = False
     is_started: bool = False
     is_offered: bool = False
+    is_trial: bool = False
+    is_pool_in: bool = False  # a trial's answer came in time
     told_ns: int = 0
     may_be_late: bool = False  # the driver was held up across its fail-safe
     decided: g.Decide | None = None
@@ -54,6 +57,7 @@ class GuardMachine(RuleBasedStateMachine):
         self.now_ns = 0
         self.parts: dict[int, Account] = {}
         self.running: int | str | None = None  # a part's number, "warm" or None
+        self.route = Route.POOL
         self.has_just_started = False  # what that moves later is told with the next event
 
     def open(self) -> dict[int, Account]:
@@ -90,10 +94,14 @@ class GuardMachine(RuleBasedStateMachine):
                 case g.OfferToPool():
                     part = self.parts[command.part]
                     assert part.has_picture and not part.is_pool_out and not part.is_offered
+                    assert self.route is not Route.FALLBACK, "offered off the pool"
+                    assert command.is_trial == (self.route is Route.RETURNING)
                     part.is_offered, part.told_ns = True, command.pool_due_at_ns
+                    part.is_trial = command.is_trial
                 case g.MovePoolDue():
                     part = self.parts[command.part]
                     assert part.is_offered and part.told_ns != command.pool_due_at_ns
+                    assert not part.is_trial, "a trial's promise does not move"
                     part.told_ns = command.pool_due_at_ns
         return commands
 
@@ -106,7 +114,12 @@ class GuardMachine(RuleBasedStateMachine):
         elif decide.reason == "deadline":
             assert self.now_ns >= part.failsafe_at_ns
         elif decide.reason == "engine":
-            assert part.is_pool_out and part.is_fallback_out
+            assert part.is_fallback_out
+            is_given = part.is_offered and not part.is_pool_out
+            assert part.is_pool_out or (self.route is Route.FALLBACK and not is_given)
+        if decide.answered_by == "pool" and part.is_trial:
+            is_over = self.now_ns >= part.failsafe_at_ns
+            assert part.is_pool_in and (part.is_fallback_out or is_over), "a trial decided"
         part.decided = decide
 
     # --- rules ------------------------------------------------------------------------------
@@ -141,10 +154,13 @@ class GuardMachine(RuleBasedStateMachine):
     def pool_speaks(self, data: st.DataObject, is_answer: bool) -> None:
         offered = [number for number, part in self.parts.items() if part.is_offered]
         number = data.draw(st.sampled_from(offered))
-        was_open = self.parts[number].decided is None
+        part = self.parts[number]
+        was_open = part.decided is None
         if is_answer:
+            part.is_pool_in |= self.now_ns < part.due_at_ns
             commands = self.feed(g.PoolAnswered(number))
-            assert (g.Decide(number, "pool", "") in commands) == was_open
+            decides = was_open and (not part.is_trial or part.is_fallback_out)
+            assert (g.Decide(number, "pool", "") in commands) == decides
         else:
             self.parts[number].is_pool_out = True
             self.feed(g.PoolRefused(number))
@@ -152,12 +168,18 @@ class GuardMachine(RuleBasedStateMachine):
     @rule()
     def pool_back(self) -> None:
         wanted = {k for k, part in self.open().items() if part.has_picture and not part.is_pool_out}
+        wanted = set() if self.route is Route.FALLBACK else wanted
         for part in self.parts.values():
             part.is_offered = False
         offers = [c.part for c in self.feed(g.PoolBack()) if isinstance(c, g.OfferToPool)]
         assert sorted(offers) == sorted(wanted)
         for number, part in self.parts.items():
             part.is_offered |= part.decided is not None and number in wanted
+
+    @rule(route=st.sampled_from(Route))
+    def the_route_changes(self, route: Route) -> None:
+        self.route = route
+        self.feed(g.RouteChanged(route))
 
     @precondition(lambda self: self.running is not None)
     @rule(ok=st.booleans())
@@ -205,6 +227,8 @@ class GuardMachine(RuleBasedStateMachine):
     def the_pool_knows_each_last_start(self) -> None:
         for number, last_ns in self.expected_last_starts().items():
             part = self.parts[number]
+            if part.is_trial:
+                continue
             if part.is_offered and not part.is_pool_out and last_ns > self.now_ns:
                 assert part.told_ns <= last_ns
                 assert self.has_just_started or last_ns - PLAN.moved_min_ns < part.told_ns
@@ -218,6 +242,24 @@ class GuardMachine(RuleBasedStateMachine):
             part = self.parts[number]
             fits = self.now_ns + PLAN.wcet_ns <= part.failsafe_at_ns
             assert not (part.has_picture and last_ns <= self.now_ns and fits)
+
+    @invariant()
+    def every_part_that_may_be_is_with_the_pool(self) -> None:
+        if self.route is not Route.FALLBACK:
+            for part in self.open().values():
+                assert part.is_offered or part.is_pool_out or not part.has_picture
+
+    @invariant()
+    def off_the_pool_an_idle_session_waits_only_for_parts_it_would_harm(self) -> None:
+        if self.running is not None:
+            return
+        lasts = self.expected_last_starts()
+        for number in lasts:
+            part = self.parts[number]
+            is_at_once = part.is_pool_out or part.is_trial or self.route is not Route.POOL
+            others = [last for other, last in lasts.items() if other != number]
+            is_harmless = all(self.now_ns + RUN_NS <= last for last in others)
+            assert not (part.has_picture and is_at_once and is_harmless)
 
     def teardown(self) -> None:
         for _ in range(len(self.parts) + 2):

@@ -21,10 +21,13 @@ MESSAGES = st.one_of(
     st.builds(link.PoolDue, U64, I64),
     st.builds(link.Withdrawn, U64),
     st.builds(link.LineBeat, I64),
+    st.builds(link.GpuDoubt, U16, st.booleans()),
     st.builds(link.Result, U64, U64, I64, SCORE, U16, U32, U64, U16, I64, I64, I64, I64, I64),
     st.builds(link.Refused, U64, U16),
     st.builds(link.BatcherBeat, U64, U16),
     st.builds(link.Who, U64),
+    st.builds(link.OfferedLoad, I64, U64, st.integers(0, 255)),
+    st.builds(link.Carried, st.booleans(), st.integers(0, 255), U16, U16, U16),
 )
 HELLO = link.Hello(line="line01", model="m", segment="takt-x", slot_count=8, slot_bytes=64)
 
@@ -46,9 +49,11 @@ def test_each_kind_has_its_own_first_byte_and_size() -> None:
         link.pack(link.Refused(1, 2)),
         link.pack(link.BatcherBeat(1, 2)),
         link.pack(link.Who(1)),
+        link.pack(link.OfferedLoad(1, 2, 0)),
+        link.pack(link.Carried(True, 0, 4, 12, 12)),
     ]
-    assert b"".join(raw[:1] for raw in packed) == b"PDWBRFGQ"
-    assert [len(raw) for raw in packed] == [53, 17, 9, 9, 89, 11, 11, 9]
+    assert b"".join(raw[:1] for raw in packed) == b"PDWBRFGQOA"
+    assert [len(raw) for raw in packed] == [53, 17, 9, 9, 89, 11, 11, 9, 18, 9]
 
 
 def test_a_part_lies_little_endian_on_the_wire() -> None:

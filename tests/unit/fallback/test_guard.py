@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fallback import guard as g
+from fallback.route import Route
 
 MS = 1_000_000
 PLAN = g.GuardPlan(wcet_ns=10 * MS, timer_ns=2 * MS, start_ns=1 * MS, warm_every_ns=1000 * MS)
@@ -245,3 +246,102 @@ def test_unknown_parts_are_ignored() -> None:
         g.FallbackDone(9, True),
     ):
         assert feed(core, event, 1) == ()
+
+
+# --- off the pool -------------------------------------------------------------------------------
+
+
+def test_on_fallback_nothing_is_offered_and_each_part_runs_at_once_in_order_of_arrival() -> None:
+    core = guard()
+    feed(core, g.RouteChanged(Route.FALLBACK), 0)
+    assert accept(core, 1, 10, 100) == (g.StartFallback(1),)
+    assert accept(core, 2, 12, 102) == ()  # one run at a time
+    assert accept(core, 3, 14, 104) == ()
+    assert feed(core, g.FallbackDone(1, True), 20) == (
+        g.Decide(1, "fallback", ""),
+        g.StartFallback(2),
+    )
+    assert feed(core, g.FallbackDone(2, True), 30) == (
+        g.Decide(2, "fallback", ""),
+        g.StartFallback(3),
+    )
+
+
+def test_on_fallback_a_run_that_would_harm_a_part_without_its_picture_waits() -> None:
+    core = guard()
+    feed(core, g.RouteChanged(Route.FALLBACK), 0)
+    feed(core, g.PartAccepted(1, 30 * MS), 0)  # last start 30 − 2 − 10 − 1 = 17
+    assert accept(core, 2, 7, 100) == ()  # would run until 18
+    assert feed(core, g.PictureReady(1), 8) == (g.StartFallback(1),)
+    core = guard()
+    feed(core, g.RouteChanged(Route.FALLBACK), 0)
+    feed(core, g.PartAccepted(1, 30 * MS), 0)
+    assert accept(core, 2, 6, 100) == (g.StartFallback(2),)  # until 17: in good time
+
+
+def test_on_fallback_a_failed_run_is_the_end_of_the_part_because_nobody_else_has_it() -> None:
+    core = guard()
+    feed(core, g.RouteChanged(Route.FALLBACK), 0)
+    accept(core, 1, 10, 100)
+    assert feed(core, g.FallbackDone(1, False), 20) == (g.Decide(1, "failsafe", "engine"),)
+
+
+def test_a_line_that_leaves_the_pool_runs_its_parts_and_takes_answers_all_the_same() -> None:
+    core = guard()
+    accept(core, 1, 10, 100)
+    accept(core, 2, 12, 102)
+    assert feed(core, g.RouteChanged(Route.FALLBACK), 15) == (g.StartFallback(1),)
+    # while part 1 runs, the pool may answer it until the fail-safe
+    assert feed(core, g.PoolAnswered(2), 16) == (g.Decide(2, "pool", ""), move(1, 98))
+    # part 1 is with the pool: its failed run is not its end
+    assert feed(core, g.FallbackDone(1, False), 25) == ()
+    assert feed(core, g.PoolAnswered(1), 26) == (g.Decide(1, "pool", ""),)
+
+
+def trial(part: int, pool_due_ms: int) -> g.OfferToPool:
+    return g.OfferToPool(part, pool_due_ms * MS, True)
+
+
+def test_while_returning_both_work_on_a_part_and_the_fallback_answers() -> None:
+    core = guard()
+    feed(core, g.RouteChanged(Route.RETURNING), 0)
+    assert accept(core, 1, 50, 100) == (trial(1, 87), g.StartFallback(1))
+    assert feed(core, g.PoolAnswered(1), 55) == ()
+    assert feed(core, g.FallbackDone(1, True), 60) == (g.Decide(1, "fallback", ""),)
+
+
+def test_a_trial_that_waits_for_the_session_still_runs_at_once_on_the_pool() -> None:
+    core = guard()
+    feed(core, g.RouteChanged(Route.RETURNING), 0)
+    accept(core, 1, 50, 100)
+    assert accept(core, 2, 51, 101) == (trial(2, 88),)
+    feed(core, g.RouteChanged(Route.POOL), 52)
+    assert g.StartFallback(2) in feed(core, g.FallbackDone(1, True), 60)
+
+
+def test_a_trials_answer_saves_a_part_whose_fallback_fails() -> None:
+    core = guard()
+    feed(core, g.RouteChanged(Route.RETURNING), 0)
+    accept(core, 1, 50, 100)
+    feed(core, g.PoolAnswered(1), 55)
+    assert feed(core, g.FallbackDone(1, False), 60) == (g.Decide(1, "pool", ""),)
+
+    core = guard()
+    feed(core, g.RouteChanged(Route.RETURNING), 0)
+    accept(core, 1, 50, 100)
+    feed(core, g.FallbackDone(1, False), 60)
+    assert feed(core, g.PoolAnswered(1), 70) == (g.Decide(1, "pool", ""),)
+
+    core = guard()
+    feed(core, g.RouteChanged(Route.RETURNING), 0)
+    accept(core, 1, 50, 100)
+    feed(core, g.PoolAnswered(1), 55)
+    assert feed(core, g.TimeReached(), 98) == (g.Decide(1, "pool", ""),)  # the run hangs
+
+
+def test_a_trials_answer_saves_nothing_once_the_part_was_due() -> None:
+    core = guard()
+    feed(core, g.RouteChanged(Route.RETURNING), 0)
+    accept(core, 1, 50, 100)
+    feed(core, g.PoolAnswered(1), 55)
+    assert feed(core, g.TimeReached(), 100) == (g.Decide(1, "failsafe", "deadline"),)

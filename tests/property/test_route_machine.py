@@ -39,7 +39,7 @@ CYCLE_NS = 20 * MS
 BEAT_NS = 25 * MS
 BACK_NS = ROUTE.return_after_max_ns + BEAT_NS + (ROUTE.trial_frames + 2) * CYCLE_NS + 80 * MS
 """The stated time: the longest hold, a beat, the trials, and one part's life."""
-BETWEEN_TRIALS = ("shed", "operator", "no-gpu", "wrong", "dead", "broken")
+BETWEEN_TRIALS = ("shed", "operator", "no-gpu", "wrong", "dead", "broken", "slow")
 TROUBLES = ("is_pool_dead", "is_pool_wrong", "is_refusing", "is_fallback_broken")
 
 
@@ -91,6 +91,7 @@ class Plant(RuleBasedStateMachine):
                     part = self.parts[command.part]
                     assert route is not Route.FALLBACK or self.core.route is not Route.FALLBACK
                     part.is_trial = command.is_trial
+                    part.is_trial_over = False  # a new batcher is offered what the old one had
                     self.pool_gets(command.part)
                 case g.StartFallback():
                     self.at(5 * MS, g.FallbackDone(command.part, not self.is_fallback_broken))
@@ -232,9 +233,10 @@ class Plant(RuleBasedStateMachine):
     )
     def something_comes_between_the_trials(self, what: str, ms: int) -> None:
         """The same troubles, at an instant that is otherwise seldom hit."""
-        end_ns = self.now_ns + 600 * MS
-        while self.core.route is not Route.RETURNING and self.now_ns < end_ns:
-            self.pass_until(self.now_ns + 5 * MS)
+        self.clear()
+        self.operator(True)
+        self.operator(False)  # brings trials as soon as the pool may be counted on
+        self.pass_until(self.now_ns + BEAT_NS)
         self.pass_until(self.now_ns + ms * MS)
         match what:
             case "shed" if not self.is_batcher_dead:
@@ -249,12 +251,22 @@ class Plant(RuleBasedStateMachine):
                 self.is_pool_dead = True
             case "broken":
                 self.is_fallback_broken = True
-        self.pass_until(self.now_ns + 30 * MS)
+            case "slow":
+                self.pool_takes_ms = 65
+        self.pass_until(self.now_ns + 150 * MS)
 
     @rule(on=st.booleans())
     def operator(self, on: bool) -> None:
         self.is_forced = on
         self.feed(r.OperatorForced() if on else r.OperatorReleased())
+
+    def clear(self) -> None:
+        """Every trouble stops."""
+        self.is_pool_dead = self.is_pool_wrong = self.is_refusing = self.is_fallback_broken = False
+        self.is_camera_on, self.pool_takes_ms, self.gpus = True, 20, 2
+        self.batcher_dies(False)
+        self.shed(False)
+        self.operator(False)
 
     # --- what must hold ---------------------------------------------------------------------
 
@@ -275,11 +287,7 @@ class Plant(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         """The troubles stop: the line is back on the pool within the stated time, for good."""
-        self.is_pool_dead = self.is_pool_wrong = self.is_refusing = self.is_fallback_broken = False
-        self.is_camera_on, self.pool_takes_ms, self.gpus = True, 20, 2
-        self.batcher_dies(False)
-        self.shed(False)
-        self.operator(False)
+        self.clear()
         # what the troubles left behind: parts with the pool, and a window full of them
         self.pass_until(self.now_ns + ROUTE.window_ns + 100 * MS)
         self.pass_until(self.now_ns + BACK_NS)

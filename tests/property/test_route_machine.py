@@ -76,7 +76,7 @@ class Plant(RuleBasedStateMachine):
         self.route_since_ns = 0
         self.fell_at_ns: int | None = None
         self.changes: list[r.ChangeRoute] = []
-        self.good_trials = 0  # in a row, by this machine's own account
+        self.good_trials = self.wrong_trials = 0  # by this machine's own account
 
     # --- obeying and judging ----------------------------------------------------------------
 
@@ -105,8 +105,9 @@ class Plant(RuleBasedStateMachine):
                     assert part.is_pool_in and part.fallback_ok
                     assert part.verdict is not None
                     self.at(0, lc.TrialCompared(command.part, not self.is_pool_wrong))
-                    is_good = part.pool_took_ns <= PLAN.trial_latency_ns and not self.is_pool_wrong
-                    self.good_trials = self.good_trials + 1 if is_good else 0
+                    assert part.pool_took_ns <= PLAN.trial_latency_ns
+                    self.good_trials += not self.is_pool_wrong
+                    self.wrong_trials += self.is_pool_wrong
                 case lc.EndTrial():
                     self.trial_over(command.part)
                     part = self.parts[command.part]
@@ -118,7 +119,8 @@ class Plant(RuleBasedStateMachine):
                     route, self.route_since_ns = command.after, self.now_ns
                     if command.after is Route.POOL:
                         assert self.good_trials >= ROUTE.trial_frames, "returned unproven"
-                    self.good_trials = 0
+                        assert self.wrong_trials <= ROUTE.trial_differ_max
+                    self.good_trials = self.wrong_trials = 0
         assert route is self.core.route, "the route changed without a word"
 
     def pool_gets(self, part: int) -> None:
@@ -227,10 +229,7 @@ class Plant(RuleBasedStateMachine):
         self.is_shed = on
         self.feed(r.LineShed("test") if on else r.LineUnshed())
 
-    @rule(
-        what=st.sampled_from(["shed", "operator", "no-gpu", "wrong", "dead", "broken"]),
-        ms=st.integers(0, 40),
-    )
+    @rule(what=st.sampled_from(BETWEEN_TRIALS), ms=st.integers(0, 40))
     def something_comes_between_the_trials(self, what: str, ms: int) -> None:
         """The same troubles, at an instant that is otherwise seldom hit."""
         self.clear()

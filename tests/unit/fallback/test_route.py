@@ -204,8 +204,21 @@ def test_a_trial_out_of_time_begins_the_row_anew_and_too_many_end_it() -> None:
     assert line.last == (Route.FALLBACK, "trial-late")
 
 
-def test_one_trial_that_disagrees_ends_them_and_the_hold_doubles_up_to_its_most() -> None:
-    line = Line(CALM)
+def test_two_models_may_disagree_once_in_a_row_of_trials() -> None:
+    line = Line()
+    line.feed(r.PoolBeat(1), 0)
+    for event in (GOOD, WRONG, GOOD, GOOD):
+        line.feed(event, 10 * MS)
+    assert line.core.route is Route.POOL
+    line = Line()
+    line.feed(r.PoolBeat(1), 0)
+    for event in (WRONG, GOOD, GOOD, WRONG):
+        line.feed(event, 10 * MS)
+    assert line.last == (Route.FALLBACK, "trial-disagreed")
+
+
+def test_one_more_that_disagrees_ends_them_and_the_hold_doubles_up_to_its_most() -> None:
+    line = Line(replace(CALM, trial_differ_max=0))
     line.feed(r.PoolBeat(1), 0)
     holds = []
     now_ns = 0

@@ -17,6 +17,7 @@ from appliance.plant import ModelSection, Plant
 from appliance.profile_samples import Place, Samples
 from appliance.profile_statistics import Coverage
 from appliance.triton.client import CallFailed, TritonClient
+from appliance.triton.faults import Failure
 from appliance.triton.goldens import Goldens
 from appliance.triton.region import Region
 from deadline_batcher.shm import SharedMemoryError
@@ -91,10 +92,10 @@ class Endpoint:
         slot = self._region.slots[0]
         chosen = model.goldens.fill(slot, size)
         ended = threading.Event()
-        outcome: list[tuple[int, str | None]] = []
+        outcome: list[tuple[int, Failure | None]] = []
 
-        def on_answer(error: str | None) -> None:
-            outcome.append((time.monotonic_ns(), error))
+        def on_answer(failure: Failure | None) -> None:
+            outcome.append((time.monotonic_ns(), failure))
             ended.set()
 
         started_ns = time.monotonic_ns()
@@ -103,8 +104,8 @@ class Endpoint:
         said = f"{self._url}: {model.section.name}, a batch of {size}"
         if not ended.wait(CALL_LIMIT_S):
             raise ProfilerError(f"{said} took longer than {CALL_LIMIT_S:g} s")
-        ended_ns, error = outcome[0]
-        mistake = error or model.goldens.mistake(slot, chosen)
+        ended_ns, failure = outcome[0]
+        mistake = failure or model.goldens.mistake(slot, chosen)
         if mistake:
             raise ProfilerError(f"{said}: {mistake}")
         return ended_ns - started_ns

@@ -86,9 +86,11 @@ class GpuDoubted(NamedTuple):
 
 
 class GoldenWanted(NamedTuple):
-    """It is time for a golden on this GPU, between two batches."""
+    """It is time for a golden batch of `rows` pictures on this GPU, between two batches."""
 
     gpu: int
+    category: int = 0
+    rows: int = 1
 
 
 class GoldenDone(NamedTuple):
@@ -146,9 +148,11 @@ class RefusePart(NamedTuple):
 
 
 class RunGolden(NamedTuple):
-    """Run one golden picture on this idle GPU now; no batch waits for it."""
+    """Run a golden batch of `rows` pictures on this idle GPU now; no batch waits for it."""
 
     gpu: int
+    category: int = 0
+    rows: int = 1
 
 
 class SuspectGpu(NamedTuple):

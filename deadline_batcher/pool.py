@@ -70,6 +70,7 @@ class Gpu:
     batch: RunBatch | None = None
     overdue_at_ns: int = 0  # 0: nothing to watch
     is_golden_wanted: bool = False
+    golden: tuple[int, int] = (0, 1)  # category and rows of the one that is wanted
     is_golden_out: bool = False
     started_at_ns: int = 0  # its batch
     overruns: Overruns = NO_OVERRUNS

@@ -109,6 +109,7 @@ class Scheduler:
                 self._gpu_doubted(event, commands)
             case GoldenWanted():
                 pool.gpus[event.gpu].is_golden_wanted = self._is_golden_wanted = True
+                pool.gpus[event.gpu].golden = (event.category, event.rows)
             case GoldenDone():
                 self._golden_done(event, now_ns, commands)
         if pool.overdue_at_ns is not None and pool.overdue_at_ns <= now_ns:
@@ -293,18 +294,23 @@ class Scheduler:
     # --- goldens ----------------------------------------------------------------------------
 
     def _run_goldens(self, now_ns: int, commands: list[Command]) -> None:
-        """Goldens go to idle GPUs only, and never where a batch would have to wait for one."""
+        """Goldens go to idle GPUs only, and never where a batch would have to wait for one; one of
+        several pictures only beside another idle GPU, if there are others.
+        """
         for gpu in self._pool.gpus:
             if not gpu.is_golden_wanted or not gpu.is_free:
                 continue
-            end_ns = now_ns + max(wcet_ns[0] for wcet_ns in self._board.wcet_on[gpu.number])
+            category, rows = gpu.golden
+            if rows > 1 and len(self._board.free) < min(2, self.plan.gpus):
+                continue
+            end_ns = now_ns + self._board.wcet_on[gpu.number][category][rows - 1]
             if len(self._board.free) < 2 and any(
                 self._last_start_ns(number) <= end_ns for number in self._board.occupied
             ):
                 continue
             gpu.is_golden_wanted, gpu.is_golden_out = False, True
             gpu.overdue_at_ns = end_ns + self.plan.grace_ns
-            commands.append(RunGolden(gpu.number))
+            commands.append(RunGolden(gpu.number, category, rows))
             self._pool.changed()
         self._is_golden_wanted = any(gpu.is_golden_wanted for gpu in self._pool.gpus)
 

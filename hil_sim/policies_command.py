@@ -309,15 +309,3 @@ def main(argv: Sequence[str]) -> int:
         options.json.write_text(json.dumps(told, indent=2) + "\n")
         console.print(f"written: {options.json}")
     return 0
-
-
-SUBCOMMANDS = {"policies": main}
-
-
-def sim_main(argv: Sequence[str] | None = None) -> int:
-    """`takt sim SUBCOMMAND`."""
-    words = list(sys.argv[1:] if argv is None else argv)
-    if words and words[0] in SUBCOMMANDS:
-        return SUBCOMMANDS[words[0]](words[1:])
-    print("usage: takt sim policies DIR|FILE... [OPTIONS]     takt sim policies --help")
-    return 0 if words and words[0] in ("-h", "--help") else 2

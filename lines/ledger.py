@@ -3,12 +3,16 @@
 An entry holds two rows for the journal: the one to write if the process dies before the verdict is
 surely sent (`UNINSPECTED(restart)`, written before the ack), and the final one. The state byte is
 changed after the row it speaks of is whole, so that a kill at any instant leaves one true row.
+
+A part whose row the journal has is settled: it is journalled no more, and stays until its place is
+needed, because the next process must know it: the camera goes on counting in the same session.
 """
 
 from __future__ import annotations
 
 import json
 import struct
+from collections.abc import Iterator
 from enum import IntEnum
 from typing import Any
 
@@ -19,15 +23,18 @@ ROW_BYTES = 2040
 _ENTRY_BYTES = 8 + 2 * (4 + ROW_BYTES)
 _STATE = struct.Struct("<Q")
 _LENGTH = struct.Struct("<I")
+PERHAPS_SENT = "restart.perhaps_sent"
+"""The event that names a part in doubt whose verdict was leaving; its subject: line/session/seq."""
 
 
 class EntryState(IntEnum):
-    """How far a part has come."""
+    """How far a part has come; SETTLED comes on top once the journal has its row."""
 
     FREE = 0
     ACCEPTED = 1
     SENDING = 2
     SENT = 3
+    SETTLED = 4
 
 
 def ledger_name(tag: str, line_id: str) -> str:
@@ -44,10 +51,17 @@ def remove_settled(tag: str) -> list[str]:
             _STATE.unpack_from(content, offset)[0]
             for offset in range(0, len(content) - _ENTRY_BYTES + 1, _ENTRY_BYTES)
         ]
-        if not any(states):
+        if all(state == EntryState.FREE or state & EntryState.SETTLED for state in states):
             path.unlink(missing_ok=True)
             removed.append(path.name)
     return removed
+
+
+def _encoded(row: dict[str, Any]) -> bytes:
+    raw = json.dumps(row, separators=(",", ":")).encode()
+    if len(raw) > ROW_BYTES:
+        raise ValueError(f"a ledger row of {len(raw)} bytes; at most {ROW_BYTES}")
+    return raw
 
 
 class Ledger:
@@ -66,7 +80,10 @@ class Ledger:
 
     def accept(self, part: int, restart_row: dict[str, Any]) -> None:
         """Before the ack: from here on the part is owed."""
-        self._write_row(part, 0, restart_row)
+        raw = _encoded(restart_row)
+        if self._state(part % ENTRIES) & EntryState.SETTLED:
+            self._set(part, EntryState.FREE)  # else half of this row would be remembered as that
+        self._write_row(part, 0, raw)
         self._set(part, EntryState.ACCEPTED)
 
     def sending(self, part: int) -> None:
@@ -75,34 +92,59 @@ class Ledger:
 
     def sent(self, part: int, row: dict[str, Any]) -> None:
         """The verdict has left; `row` is the part's final row."""
-        self._write_row(part, 1, row)
+        self._write_row(part, 1, _encoded(row))
         self._set(part, EntryState.SENT)
 
     def left_over(self) -> list[dict[str, Any]]:
         """The rows a former process left, for the journal, which ignores those it has."""
-        rows = []
+        return [row for state, row in self._entries() if not state & EntryState.SETTLED]
+
+    def leaving(self) -> list[dict[str, Any]]:
+        """The rows in doubt of `left_over` whose verdict may have left: killed as it did."""
+        return [row for state, row in self._entries() if state == EntryState.SENDING]
+
+    def next_number(self) -> int:
+        """The number for a first part that takes the place of the oldest entry."""
+        latest_ns, latest = 0, 0
         for entry in range(ENTRIES):
-            offset = entry * _ENTRY_BYTES
-            (state,) = _STATE.unpack_from(self._segment.mapping, offset)
+            if self._state(entry) != EntryState.FREE:
+                row = self._read_row(entry * _ENTRY_BYTES, 0) or {}
+                at_ns = int(row.get("received_at_ns", 0))
+                latest_ns, latest = max((latest_ns, latest), (at_ns, entry))
+        return latest + 1
+
+    def remembered(self) -> list[dict[str, Any]]:
+        """A row of every part that is still known, settled ones as well, in order of arrival."""
+        rows = [row for _, row in self._entries()]
+        return sorted(rows, key=lambda row: int(row["received_at_ns"]))
+
+    def settle(self) -> None:
+        """The journal has the row of every part so far."""
+        for entry in range(ENTRIES):
+            state = self._state(entry)
+            if state != EntryState.FREE:
+                _STATE.pack_into(
+                    self._segment.mapping, entry * _ENTRY_BYTES, state | EntryState.SETTLED
+                )
+
+    def _entries(self) -> Iterator[tuple[int, dict[str, Any]]]:
+        for entry in range(ENTRIES):
+            state = self._state(entry)
             if state == EntryState.FREE:
                 continue
-            row = self._read_row(offset, 1 if state == EntryState.SENT else 0)
+            is_sent = state & ~EntryState.SETTLED == EntryState.SENT
+            row = self._read_row(entry * _ENTRY_BYTES, 1 if is_sent else 0)
             if row is not None:
-                rows.append(row)
-        return rows
+                yield state, row
 
-    def clear(self) -> None:
-        """Forget all entries, once their rows are on their way to the journal."""
-        for entry in range(ENTRIES):
-            _STATE.pack_into(self._segment.mapping, entry * _ENTRY_BYTES, EntryState.FREE)
+    def _state(self, entry: int) -> int:
+        (state,) = _STATE.unpack_from(self._segment.mapping, entry * _ENTRY_BYTES)
+        return int(state)
 
     def _set(self, part: int, state: EntryState) -> None:
         _STATE.pack_into(self._segment.mapping, (part % ENTRIES) * _ENTRY_BYTES, state)
 
-    def _write_row(self, part: int, which: int, row: dict[str, Any]) -> None:
-        raw = json.dumps(row, separators=(",", ":")).encode()
-        if len(raw) > ROW_BYTES:
-            raise ValueError(f"a ledger row of {len(raw)} bytes; at most {ROW_BYTES}")
+    def _write_row(self, part: int, which: int, raw: bytes) -> None:
         offset = (part % ENTRIES) * _ENTRY_BYTES + 8 + which * (4 + ROW_BYTES)
         _LENGTH.pack_into(self._segment.mapping, offset, len(raw))
         self._segment.mapping[offset + 4 : offset + 4 + len(raw)] = raw

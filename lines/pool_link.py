@@ -27,11 +27,21 @@ class PoolLink:
         self.socket.set(zmq.RECONNECT_IVL_MAX, 500)
         self.socket.connect(endpoint)
         self._hello = link.pack_hello(hello)
+        self._owes_hello = False
         self._beat_at_ns = 0
 
     def say_hello(self) -> None:
-        """Introduce the line and its slots."""
-        self._send(self._hello)
+        """Introduce the line and its slots: the first thing that leaves, once anything can."""
+        # A batcher that still knows the line's former self would look in its slots for our parts.
+        self._owes_hello = True
+        self._greet()
+
+    def _greet(self) -> None:
+        try:
+            self.socket.send(self._hello, zmq.NOBLOCK)
+        except zmq.Again:
+            return
+        self._owes_hello = False
 
     def tell(self, message: Message) -> bool:
         """Send one message; False if the batcher is away or full."""
@@ -56,6 +66,10 @@ class PoolLink:
             messages.append(link.unpack(raw))
 
     def _send(self, raw: bytes) -> bool:
+        if self._owes_hello:
+            self._greet()
+        if self._owes_hello:
+            return False
         try:
             self.socket.send(raw, zmq.NOBLOCK)
         except zmq.Again:

@@ -5,7 +5,7 @@ The stages add up to `sent_at_ns - captured_at_ns`; `STAGES` is their order.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 STAGES = ("transport", "decode", "queue", "window", "gather", "model", "post", "output")
@@ -65,4 +65,4 @@ class PartRow:
 
     def as_dict(self) -> dict[str, Any]:
         """Column name → value, for the journal."""
-        return asdict(self)
+        return {name: getattr(self, name) for name in self.__slots__}

@@ -117,9 +117,11 @@ class Plant(RuleBasedStateMachine):
                     self.changes.append(command)
                     assert command.before is not command.after
                     route, self.route_since_ns = command.after, self.now_ns
-                    if command.after is Route.POOL:
+                    if command.before is Route.RETURNING and command.after is Route.POOL:
                         assert self.good_trials >= ROUTE.trial_frames, "returned unproven"
                         assert self.wrong_trials <= ROUTE.trial_differ_max
+                    elif command.after is Route.POOL:
+                        assert len(self.changes) == 1, "only a line that has never fallen"
                     self.good_trials = self.wrong_trials = 0
         assert route is self.core.route, "the route changed without a word"
 

@@ -350,10 +350,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         place.is_ready = False
         place.is_void = was_void or is_fault  # a mere doubt leaves the batch its parts
 
-    @rule(gpu=GPU)
-    def golden_wanted(self, gpu: int) -> None:
+    @rule(gpu=GPU, category=st.sampled_from(range(len(PLAN.categories))), rows=st.integers(1, 2))
+    def golden_wanted(self, gpu: int, category: int, rows: int) -> None:
         self.places[gpu].is_golden_wanted = True
-        self.feed(m.GoldenWanted(gpu))
+        rows = min(rows, PLAN.categories[category].batch_max)
+        self.feed(m.GoldenWanted(gpu, category, rows))
 
     @rule(gpu=GPU, ok=st.booleans())
     def golden_done(self, gpu: int, ok: bool) -> None:

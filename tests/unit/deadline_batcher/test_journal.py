@@ -82,8 +82,8 @@ def test_the_number_of_the_last_batch_before_is_kept() -> None:
         (4, '"RunBatch",1,0,0', '"RunBatch",1,1,0'),  # another GPU
         (4, "8000000]]", "8000001]]"),  # one nanosecond in a command
         (4, ',[["RunBatch"', ',[["RefusePart",[3,14],"late"],["RunBatch"'),
-        (7, '[["RunGolden",0]]', "[]"),
-        (3, "[]]", '[["RunGolden",0]]]'),
+        (7, '[["RunGolden",0,0,1]]', "[]"),
+        (3, "[]]", '[["RunGolden",0,0,1]]]'),
     ],
 )
 def test_a_changed_command_is_found_with_its_line(line: int, old: str, new: str) -> None:

@@ -279,16 +279,29 @@ def test_a_golden_runs_on_an_idle_gpu_and_a_wrong_one_makes_it_suspect() -> None
 def test_a_golden_without_answer_makes_its_gpu_suspect() -> None:
     scheduler = ready_pool()
     scheduler.handle(m.GoldenWanted(0), 1 * MS)
-    assert scheduler.wakeup_at_ns() == 8 * MS  # 1 + 5, the longest model, + grace
-    assert tick(scheduler, 8) == (m.SuspectGpu(0, 0, False),)
+    assert scheduler.wakeup_at_ns() == 7 * MS  # 1 + 4 + grace
+    assert tick(scheduler, 7) == (m.SuspectGpu(0, 0, False),)
     assert scheduler.wakeup_at_ns() is None
     assert not scheduler.is_empty
 
 
-@pytest.mark.parametrize(("due_ms", "runs"), [(18, True), (12, False)])
+def test_a_golden_of_several_pictures_takes_their_time_and_needs_another_idle_gpu() -> None:
+    alone = ready_pool()
+    assert alone.handle(m.GoldenWanted(0, 0, 3), 1 * MS) == (m.RunGolden(0, 0, 3),)
+    assert alone.wakeup_at_ns() == 11 * MS  # 1 + 8 + grace
+    pair = ready_pool(gpus=2)
+    assert pair.handle(m.GoldenWanted(0, 1, 1), 1 * MS) == (m.RunGolden(0, 1, 1),)
+    assert pair.handle(m.GoldenWanted(1, 0, 3), 1 * MS) == ()
+    assert pair.handle(m.GoldenWanted(1, 0, 1), 2 * MS) == (m.RunGolden(1, 0, 1),)
+    pair.handle(m.GoldenDone(0, True), 3 * MS)
+    pair.handle(m.GoldenDone(1, True), 3 * MS)
+    assert pair.handle(m.GoldenWanted(1, 0, 3), 4 * MS) == (m.RunGolden(1, 0, 3),)
+
+
+@pytest.mark.parametrize(("due_ms", "runs"), [(18, True), (11, False)])
 def test_a_golden_waits_where_a_batch_would_wait_for_it(due_ms: int, runs: bool) -> None:
     scheduler = ready_pool()
-    put(scheduler, 1, 0, due_ms)  # closes at due − 6 − 2; a golden from 1 may last until 6
+    put(scheduler, 1, 0, due_ms)  # closes at due − 6 − 2; a golden from 1 may last until 5
     wanted = scheduler.handle(m.GoldenWanted(0), 1 * MS)
     assert wanted == ((m.RunGolden(0),) if runs else ())
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from deadline_batcher.shm import SHM_FOLDER, Segment, SharedMemoryError
-from lines.ledger import ENTRIES, ROW_BYTES, EntryState, Ledger, ledger_name
+from lines.ledger import ENTRIES, ROW_BYTES, EntryState, Ledger, ledger_name, remove_settled
 from lines.record import PartRow
 
 TAG = f"{os.getpid() & 0xFFFFFFFF:08x}"
@@ -34,12 +34,12 @@ class Mortal(Ledger):
         self.changes_left -= 1
         super()._set(part, state)
 
-    def _write_row(self, part: int, which: int, row: dict[str, Any]) -> None:
+    def _write_row(self, part: int, which: int, raw: bytes) -> None:
         if self.row_bytes_left >= 10**6:
-            super()._write_row(part, which, row)
+            super()._write_row(part, which, raw)
             return
         before = bytes(self._segment.mapping)
-        super()._write_row(part, which, row)
+        super()._write_row(part, which, raw)
         after = bytes(self._segment.mapping)
         changed = [place for place in range(len(before)) if before[place] != after[place]]
         for place in changed[self.row_bytes_left :]:
@@ -67,12 +67,64 @@ def test_each_step_leaves_the_row_that_is_true_then() -> None:
     ledger = Ledger(TAG, "line01")
     ledger.accept(1, IN_DOUBT)
     assert left_over() == [IN_DOUBT]
+    assert Ledger(TAG, "line01").leaving() == []
     ledger.sending(1)
     assert left_over() == [IN_DOUBT]  # not surely sent
+    assert Ledger(TAG, "line01").leaving() == [IN_DOUBT]
     ledger.sent(1, FINAL)
     assert left_over() == [FINAL]
-    ledger.clear()
+    assert Ledger(TAG, "line01").leaving() == []
+    ledger.settle()
     assert left_over() == []
+
+
+def remembered() -> list[int]:
+    """The parts that the next process of the line knows."""
+    return [row["part"] for row in Ledger(TAG, "line01").remembered()]
+
+
+def test_settled_parts_are_journalled_no_more_and_remembered_until_their_place_is_needed() -> None:
+    ledger = Ledger(TAG, "line01")
+    for part in (2, 1, 3):
+        ledger.accept(part, {"part": part, "received_at_ns": part})
+        ledger.sent(part, {"part": part, "received_at_ns": part, "verdict": "PASS"})
+    ledger.settle()
+    ledger.settle()
+    assert left_over() == []
+    assert remembered() == [1, 2, 3]
+    new = {"part": 1 + ENTRIES, "received_at_ns": 9}
+    ledger.accept(1 + ENTRIES, new)
+    assert left_over() == [new]
+    assert remembered() == [2, 3, 1 + ENTRIES]
+
+
+def test_the_next_process_takes_the_place_of_the_oldest_part() -> None:
+    assert Ledger(TAG, "line01").next_number() == 1
+    ledger = Ledger(TAG, "line01")
+    for part in (ENTRIES - 1, ENTRIES, ENTRIES + 1):
+        ledger.accept(part, {"part": part, "received_at_ns": part})
+    assert Ledger(TAG, "line01").next_number() == 2
+    ledger.settle()
+    assert Ledger(TAG, "line01").next_number() == 2, "settled ones stay as long as they can"
+
+
+@pytest.mark.parametrize("written", [0, 1, 3, 20, 10**6])
+def test_a_kill_within_the_row_over_a_settled_part_leaves_neither(written: int) -> None:
+    ledger = Mortal(TAG, "line01")
+    ledger.accept(1, {"part": 1, "received_at_ns": 1})
+    ledger.settle()
+    ledger.changes_left, ledger.row_bytes_left = 1, written
+    with pytest.raises(KilledError):
+        ledger.accept(1 + ENTRIES, {"part": 1 + ENTRIES, "received_at_ns": 2})
+    assert left_over() == remembered() == []
+
+
+def test_a_ledger_of_settled_parts_is_removed_and_another_is_kept() -> None:
+    ledger = Ledger(TAG, "line01")
+    ledger.accept(1, IN_DOUBT)
+    assert remove_settled(TAG) == []
+    ledger.settle()
+    assert remove_settled(TAG) == [ledger_name(TAG, "line01")]
 
 
 @pytest.mark.parametrize(

@@ -84,6 +84,16 @@ def test_due_and_deadline_count_from_the_capture() -> None:
 # --- judging ----------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("by", ["pool", "fallback"])
+def test_an_answer_whose_time_is_over_is_no_pass(by: str) -> None:
+    """As after a SIGSTOP between the guard's word and the verdict."""
+    good = part(result=result(), fallback=run())
+    assert judge(good, by, "", MODELS, 87 * MS - 1).verdict == "PASS"
+    late = judge(good, by, "", MODELS, 87 * MS)
+    assert (late.verdict, late.reason, late.answered_by) == ("UNINSPECTED", "deadline", "failsafe")
+    assert (late.score, late.model) == (None, None)
+
+
 @pytest.mark.parametrize(
     ("by", "score", "verdict"),
     [
@@ -194,6 +204,7 @@ def test_the_stages_add_up_to_sent_less_captured_to_the_nanosecond(
         ready_at_ns=0 if by == "reject" else max(1, ready),
         result=answer,
         fallback=FallbackOutcome(1, True, 0.1, 77, first, second, third, ""),
+        due_at_ns=decided + 1,
     )
     engine = "failsafe" if by == "reject" else by
     decision = judge(open_part, engine, "x", MODELS, decided)

@@ -27,7 +27,7 @@ SETTINGS = LineSettings(
     line_id="line01", plant_tag=TAG, camera=None, frames_endpoint="", verdicts_endpoint="",
     batcher_endpoint="", journal_endpoint="", keys_folder=NOWHERE, runtime_folder=NOWHERE,
     model_name="m", pool_model=ModelIdentity("", 0.5, ()), fallback_path=NOWHERE,
-    fallback_threads=1, fallback_concurrent_max=1, wcet_fallback_ns=1, warm_every_ns=1,
+    fallback_threads=1, fallback_concurrent_max=1, fallback_core=0, wcet_fallback_ns=1, warm_every_ns=1,
     deadline_ns=100 * MS, actuation_ns=20 * MS, output_ns=3 * MS, timer_ns=1, start_ns=1,
     transport_min_ns=0, transport_max_ns=0, fail_safe="reject", inhibit_outputs=False,
     slots=SLOTS, limits=Limits(1, 1), journal_backlog_s=1.0,

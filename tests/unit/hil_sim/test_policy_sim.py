@@ -9,7 +9,7 @@ import pytest
 
 from deadline_batcher.plan import PolicySpec
 from deadline_batcher.policies import POLICIES
-from hil_sim.policies_command import sim_main
+from hil_sim.sim_command import sim_main
 from hil_sim.policy_load import Bench, Cell, Effort, arrival_limited_bound, lose_gpus, measure
 from hil_sim.policy_run import PolicyRun
 from hil_sim.scenario import Arrival, ScenarioError, arrivals_of, load_scenario

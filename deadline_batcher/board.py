@@ -77,9 +77,10 @@ class Board:
     free: GPUs that may be given work now, longest idle first.
     ends_ns: worst-case ends of the batches (and goldens) on READY GPUs, ascending.
     ready: the numbers of the GPUs that are READY, ascending.
+    returned: how many of the waiting parts were in a batch before, on a lost or doubtful GPU.
     """
 
-    __slots__ = ("ends_ns", "free", "occupied", "plan", "queues", "ready")
+    __slots__ = ("ends_ns", "free", "occupied", "plan", "queues", "ready", "returned")
 
     def __init__(self, plan: Plan, is_by_due: bool) -> None:
         self.plan = plan
@@ -88,3 +89,4 @@ class Board:
         self.free: list[int] = []
         self.ends_ns: list[int] = []
         self.ready: list[int] = []
+        self.returned = 0

@@ -162,6 +162,7 @@ class Scheduler:
         queue = self._board.queues[part.category]
         queue.add(part)
         self._waiting += 1
+        self._board.returned += part.runs > 0
         self._board.occupied[part.category] = None
         self._policy.waits(part)
         if queue.head is part:
@@ -172,6 +173,7 @@ class Scheduler:
         was_head = queue.head is part
         queue.remove(part)
         self._waiting -= 1
+        self._board.returned -= part.runs > 0
         if was_head:
             self._head_changed(part.category)
 
@@ -369,6 +371,7 @@ class Scheduler:
             for part in queue.take(0, choice.first):
                 del self._parts[part.key]
                 self._waiting -= 1
+                self._board.returned -= part.runs > 0
                 commands.append(RefusePart(part.key, "shed"))
         if choice.is_dropping or not choice.first:
             self._head_changed(number)
@@ -377,6 +380,7 @@ class Scheduler:
         members = []
         for part in chosen:
             part.batch_id = batch_id
+            self._board.returned -= part.runs > 0
             part.runs += 1
             waited_ns = now_ns - part.ready_at_ns
             queue_ns = min(max(0, waited_ns), self._blocked_ns - part.blocked_mark_ns)

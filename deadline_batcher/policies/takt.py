@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from bisect import bisect_right, insort
 
-from deadline_batcher.board import Board, Entry, Part
+from deadline_batcher.board import Board, Part
 from deadline_batcher.plan import Plan, frontier
 from deadline_batcher.policies.coming import Coming
 from deadline_batcher.policies.lost import Reserve, less_one, without_returned
@@ -140,30 +140,26 @@ class Takt:
         return usable[low]
 
     def _needs(self, board: Board, number: int, now_ns: int, held_ns: dict[int, int]) -> list[Need]:
-        """When each of the other categories needs a GPU at last, earliest first."""
-        needs = []
-        for other, queue in enumerate(board.queues):
-            if other != number:
-                need = self._need(other, queue.entries, now_ns)
-                if other in held_ns:
-                    need = (min(need[0], held_ns[other]), *need[1:])
-                needs.append(need)
-        needs.sort()
-        return needs
-
-    def _need(self, number: int, entries: list[Entry], now_ns: int) -> Need:
-        """When a category with these parts waiting needs a GPU.
+        """When each of the other categories needs a GPU at last, earliest first; -1: when all do.
 
         Half of what waits must fit before the head's due: the other half has later dues. Where
         nothing waits, a part may arrive this instant.
         """
-        wcet_ns, waiting = self._wcet[number], len(entries)
-        if not waiting:
-            need_ns = now_ns + self._lone_ns[number]
-            return need_ns, number, 0, need_ns + wcet_ns[0]
-        due_ns = entries[0][0] - self._result_ns
-        half = min((waiting + 1) // 2, len(wcet_ns))
-        return due_ns - wcet_ns[half - 1], number, waiting, due_ns
+        needs = []
+        for other, lone_ns in enumerate(self._lone_ns):
+            if other == number:
+                continue
+            wcet_ns, waiting = self._wcet[other], len(board.queues[other].entries)
+            if waiting:
+                due_ns = board.queues[other].entries[0][0] - self._result_ns
+                half = min((waiting + 1) // 2, len(wcet_ns))
+                need_ns = min(due_ns - wcet_ns[half - 1], held_ns.get(other, NEVER_NS))
+            else:
+                need_ns = now_ns + lone_ns
+                due_ns = need_ns + wcet_ns[0]
+            needs.append((need_ns, other, waiting, due_ns))
+        needs.sort()
+        return needs
 
     def _leaves_room(
         self,
@@ -259,19 +255,18 @@ class Takt:
         limit = DEAR_AGAIN * min(batches)[0]
         _, first, full = next(one for one in batches if one[0] <= limit)
         ends_ns = [now_ns] * (len(board.free) - 1) + board.ends_ns
-        others = self._needs(fresh, number, now_ns, {})
+        rest, kept = fresh.queues[number], fresh.queues[number].entries
         low, high = 0, full  # sizes up to `low` cost nobody, above `high` they do
         while low < high:
             middle = (low + high + 1) // 2
             size = usable[middle]
-            own = self._need(number, entries[max(front, first + size) :], now_ns)
-            needs = sorted([*others, own])
-            if self._leaves_room(
-                ends_ns, now_ns + wcet_ns[size - 1], needs, now_ns, is_strict=True
-            ):
+            rest.entries = entries[max(front, first + size) :]
+            needs = self._needs(fresh, -1, now_ns, {})
+            if self._leaves_room(ends_ns, now_ns + wcet_ns[size - 1], needs, now_ns, True):
                 low = middle
             else:
                 high = middle - 1
+        rest.entries = kept
         return first, usable[low]
 
     # --- parts to come ----------------------------------------------------------------------

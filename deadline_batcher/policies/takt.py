@@ -184,8 +184,12 @@ class Takt:
             wcet_ns = self._wcet[other]
             fits = max(1, bisect_right(wcet_ns, due_ns - free_ns))
             by_then = waiting + int(self._rates[other] * max(0, free_ns - now_ns)) + 1
-            if is_strict and 2 * fits < min(by_then, len(wcet_ns)):
-                return False
+            if is_strict:
+                late_ns = max(0, self._lone_ns[other])  # lines that should have had a part by now
+                coming = self._coming.between(other, now_ns - late_ns, free_ns)
+                by_then = max(by_then, waiting + coming)
+                if 2 * fits < min(by_then, len(wcet_ns)):
+                    return False
             ends[0] = free_ns + wcet_ns[min(by_then, fits) - 1]
             if len(ends) > 1 and ends[0] > ends[1]:
                 ends.sort()

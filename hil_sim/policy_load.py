@@ -255,14 +255,22 @@ def loss_load(scenario: Scenario, policy: str, runs: int, effort: Effort) -> flo
 
 
 def lose_gpus(
-    scenario: Scenario, load: float, runs: int, policy: str, tick: Callable[[], None]
+    scenario: Scenario,
+    load: float,
+    runs: int,
+    policy: str,
+    tick: Callable[[], None],
+    first: int = 1,
 ) -> LossResult:
-    """Lose one of N GPUs at a random instant, `runs` times, each with other arrivals."""
+    """Lose one of N GPUs at a random instant, `runs` times, each with other arrivals.
+
+    `first`: the seed of the first run.
+    """
     gpus = max(scenario.gpus)
     result = LossResult(scenario.name, load)
     plan = scenario.plan(gpus, load, PolicySpec(policy))
     whole = [scenario.plan(count, load, PolicySpec(policy)) for count in (gpus, gpus - 1)]
-    for seed in range(1, runs + 1):
+    for seed in range(first, first + runs):
         chance = random.Random(f"loss/{seed}")
         loss = Loss(chance.randrange(gpus), round(chance.uniform(0.3, 0.8) * 1e9))
         arrivals = arrivals_of(scenario, load, seed, LOSS_HORIZON_S)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 
 from deadline_batcher import messages as m
+from deadline_batcher.board import Board
 from deadline_batcher.plan import Category, LineTiming, Plan
+from deadline_batcher.policies.lost import less_one
 from deadline_batcher.scheduler import Scheduler
 
 MS = 1_000_000
@@ -56,7 +58,9 @@ def test_a_returned_part_that_would_make_the_batch_dear_is_left_to_its_fallback(
     # Due at 60: at 40 a batch of one fits, 20 ms a part; the three behind it cost 7.3.
     scheduler = pool_with_a_lost_batch(60)
     assert told(scheduler, m.GpuLost(0), 40) == [(1, [2, 3, 4], 62)]
+    assert scheduler._board.returned == 1
     assert told(scheduler, m.TimeReached(), 41) == [(-1, [1], 0)]
+    assert scheduler._board.returned == 0
 
 
 def test_returned_parts_run_together_where_the_first_has_the_time() -> None:
@@ -161,3 +165,15 @@ def test_least_gpus_counts_the_cheapest_batch_that_a_deadline_allows() -> None:
     plan = Plan((LONG, SHORT), 2, MS, 0, 20 * MS, 64, lines=lines)
     assert plan.least_gpus() == pytest.approx(0.15 + 0.2 + 0.3)
     assert Plan((LONG, SHORT), 2, MS, 0, 20 * MS, 64).least_gpus() == 0
+
+
+@pytest.mark.parametrize(
+    ("free", "ends_ms", "left_ms"),
+    [([0, 1], [5, 9], [5, 9]), ([0], [5, 9, 12], [9, 12]), ([0], [], [])],
+)
+def test_the_loss_that_counts_is_of_the_gpu_that_is_free_first(
+    free: list[int], ends_ms: list[int], left_ms: list[int]
+) -> None:
+    board = Board(Plan((LONG,), 4, 0, 0, MS, 8), is_by_due=True)
+    board.free, board.ends_ns = free, [ms * MS for ms in ends_ms]
+    assert less_one(board) == [ms * MS for ms in left_ms]

@@ -10,7 +10,15 @@ import pytest
 from deadline_batcher.plan import PolicySpec
 from deadline_batcher.policies import POLICIES
 from hil_sim.policies_command import sim_main
-from hil_sim.policy_load import Bench, Cell, Effort, arrival_limited_bound, lose_gpus, measure
+from hil_sim.policy_load import (
+    Bench,
+    Cell,
+    Effort,
+    arrival_limited_bound,
+    lose_gpus,
+    loss_load,
+    measure,
+)
 from hil_sim.policy_run import PolicyRun
 from hil_sim.scenario import Arrival, ScenarioError, arrivals_of, load_scenario
 
@@ -136,6 +144,23 @@ def test_a_lost_gpu_costs_no_part_of_another_batch(file: Path) -> None:
     assert lost.caught == lost.rerun + lost.to_fallback
     assert lost.rerun > 0
     assert lost.others_missed == 0
+
+
+def test_the_load_of_losses_is_one_that_fewer_gpus_carry_in_each_of_their_phases(
+    file: Path,
+) -> None:
+    scenario, spec = load_scenario(file), PolicySpec("takt")
+    cell = Cell("two", 2, "takt", 0.0)
+    load = loss_load(scenario, "takt", 30, Effort(0.05, (1,))) / 0.85
+    assert Bench(scenario, 2, Effort(1.5, tuple(range(1, 31)))).holds(load, spec, cell)
+    # One very short run alone lets a higher load pass.
+    assert load < Bench(scenario, 2, Effort(0.05, (1,))).largest(spec, cell)
+
+
+def test_what_is_missed_without_any_loss_is_told_apart(file: Path) -> None:
+    scenario = load_scenario(file)
+    lost = lose_gpus(scenario, 1.2 * scenario.bound(2), 3, "takt", lambda: None)
+    assert lost.missed_anyway == lost.others_missed > 0
 
 
 def test_the_command_prints_and_writes_json(

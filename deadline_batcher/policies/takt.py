@@ -260,9 +260,8 @@ class Takt:
         _, first, full = next(one for one in batches if one[0] <= limit)
         ends_ns = [now_ns] * (len(board.free) - 1) + board.ends_ns
         rest, kept = fresh.queues[number], fresh.queues[number].entries
-        low, high = 0, full  # sizes up to `low` cost nobody, above `high` they do
+        low, high, middle = 0, full, full  # sizes up to `low` cost nobody, above `high` they do
         while low < high:
-            middle = (low + high + 1) // 2
             size = usable[middle]
             rest.entries = entries[max(front, first + size) :]
             needs = self._needs(fresh, -1, now_ns, {})
@@ -270,6 +269,7 @@ class Takt:
                 low = middle
             else:
                 high = middle - 1
+            middle = (low + high + 1) // 2
         rest.entries = kept
         return first, usable[low]
 

@@ -68,6 +68,24 @@ def test_returned_parts_run_together_where_the_first_has_the_time() -> None:
     assert told(scheduler, m.GpuLost(0), 40) == [(1, [1, 2, 3], 62)]
 
 
+def test_a_fresh_part_that_fits_rides_with_the_returned_one() -> None:
+    scheduler = pool(2, FLAT)
+    assert put(scheduler, 1, 0, 42) == [(0, [1], 20)]
+    assert put(scheduler, 9, 0, 100) == [(1, [9], 20)]
+    assert put(scheduler, 2, 5, 43) == []
+    assert told(scheduler, m.GpuLost(0), 10) == []
+    assert told(scheduler, m.BatchDone(2, 1), 20) == [(1, [1, 2], 41)]
+
+
+def test_a_fresh_part_that_would_be_late_behind_the_returned_one_goes_first() -> None:
+    scheduler = pool(2, FLAT)
+    assert put(scheduler, 1, 0, 40) == [(0, [1], 20)]
+    assert put(scheduler, 9, 0, 100) == [(1, [9], 20)]
+    assert put(scheduler, 2, 5, 59) == []
+    assert told(scheduler, m.GpuLost(0), 10) == []
+    assert told(scheduler, m.BatchDone(2, 1), 20) == [(1, [2], 40)]
+
+
 def test_a_returned_part_takes_no_gpu_that_a_part_to_come_would_need() -> None:
     # A short part that came at 10 would have to start by 30; the long batch would end at 40.
     scheduler = pool(2, LONG, SHORT)

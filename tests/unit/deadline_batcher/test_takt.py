@@ -115,7 +115,7 @@ def test_a_part_due_sooner_than_its_line_says_waits_no_longer_than_is_safe() -> 
 
 def room_pool(tight_cycle_ms: float) -> Scheduler:
     tight = (4 * MS, 6 * MS, 8 * MS, 10 * MS)
-    return pool(plan([tight, (22 * MS,)], 2, [(0, tight_cycle_ms, 15), (1, 200, 400)]))
+    return pool(plan([tight, (22 * MS,)], 2, [(0, tight_cycle_ms, 15), (1, 24, 400)]))
 
 
 def test_the_last_gpu_is_kept_where_more_parts_come_than_one_batch_would_answer() -> None:

@@ -16,6 +16,7 @@ from hil_sim.fuzz.engines import FACTS, score_of
 from hil_sim.fuzz.host import MS, Process, World
 from hil_sim.fuzz.outside import Camera, Got, Key, Sent
 from lines import ledger as ledger_
+from lines.journal_link import JournalSender
 from lines.ledger import Ledger
 from lines.output import VerdictOutput
 from lines.settings import LineSettings
@@ -73,7 +74,7 @@ class Audit:
 
     def wrappers(self) -> Sequence[tuple[Any, str, Any]]:
         """Where it listens in: a part accepted, a verdict handed to the actuator's socket."""
-        accept, send = Ledger.accept, VerdictOutput.send
+        accept, send, event = Ledger.accept, VerdictOutput.send, JournalSender.event
 
         @wraps(accept)
         def on_accept(ledger: Ledger, part: int, row: dict[str, Any]) -> None:
@@ -87,7 +88,18 @@ class Audit:
             decided.is_sent = is_sent
             return is_sent
 
-        return [(Ledger, "accept", on_accept), (VerdictOutput, "send", on_send)]
+        @wraps(event)
+        def on_event(
+            sender: JournalSender, at_ns: int, kind: str, subject: str, detail: str = ""
+        ) -> None:
+            self.world.note(self.world.here.name, f"{kind} {subject} {detail}")
+            event(sender, at_ns, kind, subject, detail)
+
+        return [
+            (Ledger, "accept", on_accept),
+            (VerdictOutput, "send", on_send),
+            (JournalSender, "event", on_event),
+        ]
 
     def _accepted(self, row: dict[str, Any], place: int) -> None:
         key = (row["line"], row["session"], row["seq"])
@@ -190,13 +202,17 @@ class Audit:
 
     def finish(self, rows: list[dict[str, Any]], events: list[dict[str, Any]]) -> None:
         """Compare with the journal and with what the cameras were told."""
-        dropped = {event["unit"] for event in events if event["kind"] == "journal.dropped"}
+        dropped: Counter[str] = Counter()
+        for event in events:
+            if event["kind"] == "journal.dropped":
+                dropped[event["unit"]] += int(event["detail"].split()[0])
         is_memory_full = any(event["kind"] == "journal.memory_full" for event in events)
         journalled = {(row["line"], row["session"], row["seq"]): row for row in rows}
         for key, accepted in self.accepted.items():
             row = journalled.get(key)
             if row is None:
-                is_told = f"line-{key[0]}" in dropped or is_memory_full
+                dropped[f"line-{key[0]}"] -= 1
+                is_told = dropped[f"line-{key[0]}"] >= 0 or is_memory_full
                 # A line and the journal lost together: rows of more parts than the ledger holds.
                 is_past = accepted.life.is_dead and accepted.overwritten_by is not None
                 self.counts["rows_past_the_ring"] += is_past

@@ -10,6 +10,7 @@ import zlib
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -44,7 +45,7 @@ class FallbackTroubles:
 
 
 class Session:
-    """fallback.session.Session: takes its time, up to its worst case, and reads its picture live."""
+    """fallback.session.Session: takes up to its worst case, and reads its picture live."""
 
     def __init__(
         self, world: World | None, wcet_ns: int, random: Random, troubles: FallbackTroubles
@@ -131,7 +132,7 @@ class Server:
         calls, self._calls = list(self._calls), deque()
         self._is_running = False
         for call in calls:
-            self.world.after(self._call_ns(), lambda call=call: self._end(call, "connection reset"))
+            self.world.after(self._call_ns(), partial(self._end, call, "connection reset"))
         self.world.note(f"gpu{self.gpu}", "server dies")
 
     def start(self) -> None:

@@ -51,9 +51,7 @@ class Process:
 class Fiber:
     """A thread of a process."""
 
-    def __init__(
-        self, process: Process, run: Callable[[], None], name: str, hub: greenlet
-    ) -> None:
+    def __init__(self, process: Process, run: Callable[[], None], name: str, hub: greenlet) -> None:
         self.process = process
         self.name = name
         self.token = 0

@@ -20,6 +20,7 @@ STEPS: dict[str, tuple[str, str]] = {
     "line.ledger_settle": ("lines.ledger:Ledger", "settle"),
     "line.open": ("lines.part_book:PartBook", "open"),
     "line.ledger_accept": ("lines.ledger:Ledger", "accept"),
+    "line.mark_lost": ("lines.ledger:Ledger", "mark_lost"),
     "line.ledger_row": ("lines.ledger:Ledger", "_write_row"),
     "line.ledger_state": ("lines.ledger:Ledger", "_set"),
     "line.take_slot": ("lines.part_book:PartBook", "take_slot"),

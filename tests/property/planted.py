@@ -19,7 +19,7 @@ from lines.journal_link import JournalSender
 from lines.ledger import EntryState, Ledger
 from lines.part_book import PartBook
 from lines.pool_link import PoolLink
-from lines.process import LineProcess
+from lines.slots import SlotWriter
 from lines.threads import JobThread
 
 Plant = Callable[[], list[Change]]
@@ -74,13 +74,29 @@ def answers_are_believed() -> list[Change]:
         def array_equal(self, *_: object) -> bool:
             return True
 
-    def take_result(self: LineProcess, result: link.Result, now_ns: int) -> None:
-        part = self._book.get(result.part)
-        if part is not None and self._guard.is_open(result.part):
-            part.result = result._replace(nonce_echo=part.nonce)
-            self._feed(g.PoolAnswered(result.part), now_ns)
+    received = PoolLink.received
 
-    return [(batcher_, "np", Blind()), (LineProcess, "_take_result", take_result)]
+    def believing(self: PoolLink) -> list[Any]:
+        return [
+            message._replace(nonce_echo=offered[message.part])
+            if isinstance(message, link.Result) and message.part in offered
+            else message
+            for message in received(self)
+        ]
+
+    offered: dict[int, int] = {}
+    tell = PoolLink.tell
+
+    def telling(self: PoolLink, message: link.Message) -> bool:
+        if isinstance(message, link.Part):
+            offered[message.part] = message.nonce
+        return tell(self, message)
+
+    return [
+        (batcher_, "np", Blind()),
+        (PoolLink, "received", believing),
+        (PoolLink, "tell", telling),
+    ]
 
 
 def refused_part_forgotten() -> list[Change]:
@@ -179,15 +195,12 @@ def margins_forgotten() -> list[Change]:
     return [(g.Guard, "handle", late)]
 
 
-def slot_reused_while_decoding() -> list[Change]:
-    """A decided part's slot is free at once, even while the decode thread is still to write it."""
-    decide = LineProcess._decide
-
-    def hasty(self: LineProcess, part: Any, command: g.Decide) -> None:
-        decide(self, part, command)
-        self._book.close(part)
-
-    return [(LineProcess, "_decide", hasty)]
+def slot_not_reserved() -> list[Change]:
+    """A slot is handed out and stays free."""
+    return [
+        (SlotWriter, "take", lambda self: self._free[-1] if self._free else None),
+        (SlotWriter, "release", lambda self, slot: None),
+    ]
 
 
 def accepted_after_the_ack() -> list[Change]:
@@ -206,7 +219,7 @@ BUGS: dict[str, Plant] = {
         forgets_its_former_self, hello_is_lost, slot_without_quarantine,
         no_take_over_without_refusal, answers_are_believed, refused_part_forgotten, slot_leaks,
         dropped_rows_untold, wakeup_lost, state_before_row, commit_failure_ignored,
-        wall_clock_decides, offers_are_kept, margins_forgotten, slot_reused_while_decoding,
+        wall_clock_decides, offers_are_kept, margins_forgotten, slot_not_reserved,
         accepted_after_the_ack, sent_row_not_written,
     )
 }  # fmt: skip

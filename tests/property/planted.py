@@ -48,7 +48,8 @@ def slot_without_quarantine() -> list[Change]:
         doubt(self, is_fault)
         if self.live is not None:
             region = self.live.region
-            region._free.extend(k for k in range(len(region.slots)) if k not in region._free)
+            busy = [k for k in range(len(region.slots)) if k not in region._free]
+            region._free.extendleft(busy)
 
     return [(Endpoint, "doubt", hasty)]
 
@@ -78,18 +79,18 @@ def answers_are_believed() -> list[Change]:
 
     def believing(self: PoolLink) -> list[Any]:
         return [
-            message._replace(nonce_echo=offered[message.part])
-            if isinstance(message, link.Result) and message.part in offered
+            message._replace(nonce_echo=offered[id(self), message.part])
+            if isinstance(message, link.Result) and (id(self), message.part) in offered
             else message
             for message in received(self)
         ]
 
-    offered: dict[int, int] = {}
+    offered: dict[tuple[int, int], int] = {}
     tell = PoolLink.tell
 
     def telling(self: PoolLink, message: link.Message) -> bool:
         if isinstance(message, link.Part):
-            offered[message.part] = message.nonce
+            offered[id(self), message.part] = message.nonce
         return tell(self, message)
 
     return [

@@ -21,25 +21,13 @@ from hil_sim.fuzz.steps import STEPS, owner_of
 
 SEEDS = 500
 KEPT = sorted((Path(__file__).parents[1] / "fuzz_seeds").glob("*.json"))
-CAUGHT_BY = {
-    "forgets_its_former_self": 8,
-    "hello_is_lost": 8,
-    "slot_without_quarantine": 22,
-    "no_take_over_without_refusal": 1,
-    "answers_are_believed": 4,
-    "refused_part_forgotten": 3,
-    "slot_leaks": 0,
-    "dropped_rows_untold": 80,
-    "wakeup_lost": 1,
-    "commit_failure_ignored": 5,
-    "wall_clock_decides": 27,
-    "offers_are_kept": 0,
-    "margins_forgotten": 20,
-    "slot_not_reserved": 2,
-    "accepted_after_the_ack": 8,
-    "sent_row_not_written": 8,
-}
-"""The first seed that finds each planted bug; what is not here, the kills at every step find."""
+PLANTED = Path(__file__).parents[1] / "fuzz_seeds" / "planted"
+"""For each planted bug a small case that finds it."""
+
+
+def finding(name: str) -> Case:
+    """The case that finds a planted bug."""
+    return Case.from_json((PLANTED / f"{name}.json").read_text())
 
 
 def told(result: Result) -> str:
@@ -118,20 +106,22 @@ def test_a_step_of_the_wall_clock_changes_no_verdict() -> None:
         assert play(quiet).verdict_trace == play(stepped).verdict_trace, seed
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", list(BUGS))
 def test_a_planted_bug_is_found(name: str) -> None:
-    seed = CAUGHT_BY.get(name)
-    cases = step_cases() if seed is None else [case_of(seed)]
-    assert any(not play(case, [BUGS[name]]).is_good for case in cases)
+    case = finding(name)
+    without, with_it = play(case), play(case, [BUGS[name]])
+    assert without.is_good, told(without)
+    assert not with_it.is_good
 
 
 def test_a_failing_case_is_made_smaller_and_stays_bad() -> None:
-    case = case_of(CAUGHT_BY["forgets_its_former_self"])
+    kill = finding("forgets_its_former_self")
+    more = (Fault("gpu-slow", 20, 100, 0, "2"), Fault("actuator-silent", 40, 200))
+    case = dataclasses.replace(kill, load_ms=900, faults=(*more, *kill.faults))
     plant = [BUGS["forgets_its_former_self"]]
     small = minimised(case, lambda smaller: not play(smaller, plant).is_good)
     assert not play(small, plant).is_good
-    assert len(small.faults) <= len(case.faults)
+    assert small.load_ms < case.load_ms
     assert all(fault.kind.startswith("kill-") for fault in small.faults)
     assert Case.from_json(small.as_json()) == small
 
@@ -153,9 +143,9 @@ def test_the_command_says_what_it_did(tmp_path: Path, capsys: pytest.CaptureFixt
 def test_a_failing_seed_is_printed_as_its_command_and_kept(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seed = CAUGHT_BY["forgets_its_former_self"]
-    for owner, name, value in BUGS["forgets_its_former_self"]():
+    for owner, name, value in BUGS["slot_leaks"]():
         monkeypatch.setattr(owner, name, value)
+    seed = 0
     assert main(["--from", str(seed), "--seeds", "1", "--keep", str(tmp_path)]) == 1
     printed = capsys.readouterr().out
     assert f"takt sim fuzz --from {seed} --seeds 1" in printed

@@ -90,8 +90,8 @@ def route_plan(case: Case) -> RoutePlan:
     return RoutePlan(
         window_ns=600 * MS, window_parts_min=6, latency_percentile=90,
         latency_ns=case.deadline_ms * MS, hedge_permille=300, late_permille=300,
-        beat_lost_ns=600 * MS, return_after_ns=80 * MS, return_after_max_ns=640 * MS,
-        steady_ns=400 * MS, trial_frames=2,
+        beat_lost_ns=600 * MS, return_after_ns=20 * MS, return_after_max_ns=640 * MS,
+        steady_ns=400 * MS, trial_frames=1,
     )  # fmt: skip
 
 

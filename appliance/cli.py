@@ -28,6 +28,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "line": ("appliance.start:line_main", "one line's process"),
     "batcher": ("appliance.start:batcher_main", "the batcher's process"),
     "journal": ("appliance.journal:main", "the journal's process"),
+    "rescore": ("appliance.rescore:main", "asks the CPU again about some of the pool's answers"),
     "monitor": ("appliance.monitor.process:main", "watch the host and its GPUs beside the plant"),
     "triton": ("appliance.triton.server:main", "one embedded Triton"),
     "camera": ("hil_sim.cameras:main", "imitated cameras"),

@@ -17,8 +17,10 @@ from pathlib import Path
 from appliance.plant import Plant
 from appliance.processes import answers, naming
 from appliance.supervisor import STEADY_AFTER_S, Supervisor
-from appliance.triton.endpoint import Endpoint, Lost, News, Proved, Ready, ServedModel
+from appliance.triton.endpoint import Endpoint, Server
 from appliance.triton.goldens import Goldens
+from appliance.triton.news import Lost, News, Proved, Ready, ServedModel
+from appliance.triton.standing import Patience
 from appliance.units import plant_units
 from deadline_batcher.timer import Signal
 
@@ -82,7 +84,9 @@ def pool_cold_starts(
         )
     supervisor = Supervisor(plant, plant_file, units=units, on_event=watch.on_event)
     supervisor.start()
-    keeper = Endpoint(0, plant.pool.endpoints[0], plant.tag, models, watch.news, bell)
+    server = Server(plant.pool.endpoints[0], plant.pool.server_version)
+    patience = Patience(free_losses=runs + 1)  # else the back-off of a flapping GPU is measured
+    keeper = Endpoint(0, server, plant.tag, models, watch.news, bell, patience)
     keeper.start()
     try:
         _until(watch, "ready", 0, "the first start")

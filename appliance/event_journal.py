@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from deadline_batcher import messages as m
 from deadline_batcher.journal import encode_entry, encode_header
+from deadline_batcher.overrun import Overruns
 from deadline_batcher.plan import Plan
 from deadline_batcher.scheduler import Scheduler, Snapshot
 
@@ -81,7 +82,7 @@ class EventJournal:
         self._bytes_max = bytes_max
         self._tell = tell
         self._told_at_ns: int | None = None
-        self._begin(batches_run=0)
+        self._begin(batches_run=0, overruns=())
 
     def handle(self, event: m.Event, now_ns: int) -> tuple[m.Command, ...]:
         """What the scheduler orders; written down as far as the disk allows."""
@@ -115,17 +116,17 @@ class EventJournal:
         if (is_full or trouble) and is_time and self._core.is_empty:
             self._follow(now_ns)
 
-    def _begin(self, batches_run: int) -> None:
+    def _begin(self, batches_run: int, overruns: Sequence[Overruns]) -> None:
         self._writer = _Writer(self._path)
         self._written = 0
         self._told_at_ns = None
-        self._core = Scheduler(self._plan, batches_run)
-        self._write(encode_header(self._plan, self._epoch, batches_run))
+        self._core = Scheduler(self._plan, batches_run, overruns)
+        self._write(encode_header(self._plan, self._epoch, batches_run, overruns))
 
     def _follow(self, now_ns: int) -> None:
         before = self._core.snapshot()
         self._writer.end(wait_s=0.0)
-        self._begin(before.batches_run)
+        self._begin(before.batches_run, before.gpu_overruns)
         for gpu, state in enumerate(before.gpu_states):
             if state in _AS_EVENT:
                 event = _AS_EVENT[state](gpu)

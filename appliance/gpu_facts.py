@@ -6,7 +6,8 @@ import shutil
 import subprocess
 from dataclasses import dataclass
 
-_FIELDS = ("name", "driver_version", "clocks.max.sm", "clocks.applications.graphics", "memory.used")
+_FIELDS = ("name", "driver_version", "clocks.max.sm", "clocks.applications.graphics",
+           "memory.used", "memory.total")  # fmt: skip
 _LIMIT_S = 10.0
 
 
@@ -18,6 +19,7 @@ class GpuFacts:
     driver: str
     clocks: str
     used_mib: int
+    total_mib: int
 
 
 def gpu_facts(number: int) -> GpuFacts | None:
@@ -44,8 +46,9 @@ def parsed(line: str) -> GpuFacts | None:
     words = [word.strip() for word in line.strip().split(",")]
     if len(words) != len(_FIELDS):
         return None
-    name, driver, highest, applied, used = words
+    name, driver, highest, applied, used, total = words
+    clocks = f"max {highest} MHz, applications {applied} MHz"
     try:
-        return GpuFacts(name, driver, f"max {highest} MHz, applications {applied} MHz", int(used))
+        return GpuFacts(name, driver, clocks, int(used), int(total))
     except ValueError:
         return None

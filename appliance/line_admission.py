@@ -27,15 +27,16 @@ class LineAdmission:
 
     @property
     def gpus_ready(self) -> int:
-        """READY ones at the last turn."""
-        return self._seen.ready if self._seen else 0
+        """GPUs that lines may count on: READY, or in doubt for a little while."""
+        return self._core.gpus
 
     def turn(self, gpu_states: Sequence[str], now_ns: int) -> bool:
-        """Take what is new and obey the core; whether the number of READY GPUs has changed."""
+        """Take what is new and obey the core; whether lines may count on another number of GPUs."""
+        gpus_before = self._core.gpus
         doubtful = sum(state == "SUSPECT" for state in gpu_states)
         seen = sh.GpusSeen(sum(state == "READY" for state in gpu_states), doubtful)
-        before, self._seen = self._seen, seen
-        if seen != before:
+        if seen != self._seen:
+            self._seen = seen
             self._feed(seen, now_ns)
         while self._lines.loads:
             self._feed(sh.LoadSeen(*self._lines.loads.popleft()), now_ns)
@@ -44,7 +45,7 @@ class LineAdmission:
             self._feed(sh.TimeReached(), now_ns)
         while self._lines.greeted:
             self._admit(self._lines.greeted.popleft())
-        return before is None or seen.ready != before.ready
+        return self._core.gpus != gpus_before
 
     def wakeup_at_ns(self) -> int | None:
         """When `turn` next has something to do by itself."""

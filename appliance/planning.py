@@ -161,7 +161,8 @@ def make_plan(
                 numbers[model.name], ms_to_ns(line.cycle_time_ms), max(left_ns, 0)
             )
         window_ns = deeprt_window_ns(relative_ns) if relative_ns else 0
-        categories.append(Category(model.name, wcet_ns, window_ns))
+        used = [size for size in profiles[model.name].pool.used_sizes if size <= model.batch_max]
+        categories.append(Category(model.name, wcet_ns, window_ns, tuple(used)))
     if short:
         told = [f"line {', '.join(ids)}: {text}" for text, ids in short.items()]
         way_out = 'lengthen it, shorten the margins, or say takeover = "best-effort"'

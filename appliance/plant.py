@@ -69,13 +69,21 @@ class PlantSection(Section):
 
 
 class PoolSection(Section):
-    """`[pool]`: one endpoint per GPU."""
+    """`[pool]`: one endpoint per GPU.
+
+    server_version: the Triton that the servers must be; `2.51` takes any 2.51.x.
+    """
 
     endpoints: list[GrpcEndpoint] = Field(min_length=1, max_length=64)
     embedded: bool = False
     emulate: str | None = None
+    gpu_memory_mib: int | None = Field(default=None, ge=1, le=10_000_000)
+    gpu_memory_headroom: float = Field(default=0.1, ge=0, lt=1, allow_inf_nan=False)
     restart_backoff_min_ms: Milliseconds = 500
     restart_backoff_max_ms: Milliseconds = 10_000
+    server_version: Annotated[str, Field(pattern=r"^\d+(\.\d+){1,2}$")] = "2.51"
+    rescore_permille: int = Field(default=5, ge=0, le=1000)
+    rescore_band: float = Field(default=0.01, gt=0, le=1, allow_inf_nan=False)
 
 
 class PathsSection(Section):

@@ -197,6 +197,9 @@ def warnings(plant: Plant) -> list[str]:
     for text in sorted(profiles):
         if not plant.path(text).exists():
             found.append(f"{plant.path(text)}: no profile yet; make it with: takt profile")
+    table = plant.route.capacity
+    if table is not None and not plant.path(table).exists():
+        found.append(f"{plant.path(table)}: no table yet; make it with: takt capacity")
     keys = plant.path(plant.paths.keys)
     try:
         load_secret(keys / "server.key_secret")

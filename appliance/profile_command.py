@@ -20,10 +20,10 @@ from appliance import cold_start
 from appliance.plant import Plant
 from appliance.plant_errors import PlantError, load_plant
 from appliance.processes import answers
-from appliance.profile_provenance import mismatches, profile_files
+from appliance.profile_provenance import TIME_SHARING, mismatches, profile_files
 from appliance.profile_runs import ProfilerError
 from appliance.profile_statistics import SHARE, confidence_of
-from appliance.profiler import FULL, SHORT, Effort, measure
+from appliance.profiler import FULL, SHORT, Effort, measure, samples_file
 from appliance.supervisor import Supervisor, SupervisorError
 from appliance.triton.fetch import embedded_server
 from appliance.triton.libpython import FetchError
@@ -31,6 +31,7 @@ from appliance.units import plant_units
 from deadline_batcher.profile import Profile, ProfileError, load_profile
 
 POOL_LIMIT_S = 60.0
+WIDTH = 120
 
 
 class Stopped(Exception):  # noqa: N818 - not an error: somebody asked
@@ -87,7 +88,7 @@ def _measure(plant: Plant, effort: Effort, console: Console, stopping: threading
                 console.print(f"measuring {stage}", highlight=False)
 
         def say(text: str) -> None:
-            console.print(text, highlight=False)
+            console.print(text, highlight=False, soft_wrap=True)
 
         measure(plant, effort, on_progress, say)
 
@@ -125,6 +126,11 @@ def _profiles(plant: Plant) -> list[Profile]:
 def profile_lines(profile: Profile) -> list[str]:
     """What a profile's table does not say: how sure, how endpoints add up, what is odd."""
     told = [f"{profile.model} on the {profile.engine} ({profile.origin}): {profile.rule}"]
+    scheduling = profile.provenance.scheduling
+    if scheduling not in ("", TIME_SHARING):
+        told.append(
+            f"  measured under {scheduling}: it holds only where servers and lines run so, too"
+        )
     least = min(
         (
             one.samples
@@ -156,7 +162,9 @@ def profile_lines(profile: Profile) -> list[str]:
             f"  advice only: by a Gumbel fit one run in a million takes {advice / 1e6:.2f} ms"
         )
     for size, mib in profile.gpu_memory_mib.items():
-        told.append(f"  GPU memory in use at size {size}: {mib} MiB")
+        before = f", {profile.gpu_memory_idle_mib} before" if profile.gpu_memory_idle_mib else ""
+        of = f" of {profile.gpu_memory_total_mib}" if profile.gpu_memory_total_mib else ""
+        told.append(f"  GPU memory in use at size {size}: {mib}{of} MiB{before}")
     return [*told, *(f"  {note}" for note in profile.notes)]
 
 
@@ -188,6 +196,13 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _kept(plant: Plant) -> str:
+    kept = [str(path) for model in plant.model if (path := samples_file(plant, model)).is_file()]
+    if not kept:
+        return "nothing was measured yet"
+    return f"what is measured is kept in {', '.join(kept)}: the same command goes on with it"
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit 0 measured (or fits), 1 not, 2 wrong use, 130 after Ctrl-C."""
     words = list(sys.argv[1:] if argv is None else argv)
@@ -197,7 +212,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(words)
     if options.runs < 1:
         parser.error("--runs must be at least 1")
-    console, stopping = Console(), threading.Event()
+    # Into a file, nothing is cut: the table has figures of many digits.
+    console = Console(width=None if sys.stdout.isatty() else WIDTH)
+    stopping = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stopping.set())
     try:
@@ -214,7 +231,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         profile_plant(plant, options.plant, effort, console, stopping)
         console.print(profile_table(plant))
         for profile in _profiles(plant):
-            console.print("\n".join(profile_lines(profile)), highlight=False)
+            console.print("\n".join(profile_lines(profile)), highlight=False, soft_wrap=True)
         if options.json:
             files = [path for m in plant.model for path in profile_files(plant, m).values()]
             options.json.write_text(json.dumps([json.loads(path.read_text()) for path in files]))
@@ -225,5 +242,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"takt profile: {error}", file=sys.stderr)
         return 1
     except Stopped:
+        print("takt profile: stopped; " + _kept(plant), file=sys.stderr)
         return 130
     return 0

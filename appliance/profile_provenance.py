@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import hashlib
+import os
 import platform
 from pathlib import Path
 
@@ -19,6 +20,18 @@ def cpu_name() -> str:
         if line.startswith("model name"):
             return line.partition(":")[2].strip()
     return platform.machine()
+
+
+TIME_SHARING = "SCHED_OTHER"
+_CLASSES = ("SCHED_OTHER", "SCHED_FIFO", "SCHED_RR", "SCHED_BATCH", "SCHED_IDLE")
+
+
+def scheduling_class() -> str:
+    """This process's scheduling class, which what it starts inherits: `SCHED_FIFO 10`."""
+    number = os.sched_getscheduler(0)
+    name = next((one for one in _CLASSES if getattr(os, one, None) == number), f"class {number}")
+    priority = os.sched_getparam(0).sched_priority
+    return f"{name} {priority}" if priority else name
 
 
 def provenance_of(plant: Plant, model: ModelSection, engine: str) -> Provenance:
@@ -48,7 +61,10 @@ def provenance_of(plant: Plant, model: ModelSection, engine: str) -> Provenance:
         runtime=f"onnxruntime {onnxruntime.__version__}",
         threads=1 if engine == "pool" else plant.fallback.threads,
         endpoints=len(plant.pool.endpoints),
-        sessions_busy=sum(line.model == model.name for line in plant.line),
+        # The sessions of all models' lines run while one is measured.
+        sessions_busy=len(plant.line),
+        concurrent_max=plant.fallback.concurrent_max,
+        scheduling=scheduling_class(),
         measured_on=datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
         takt_version=takt_version(),
     )
@@ -78,6 +94,8 @@ def mismatches(plant: Plant, model: ModelSection) -> list[str]:
             found.append(f"{path}: published figures ({profile.source}), not of this machine")
             continue
         here = provenance_of(plant, model, engine)
+        # Who asks is a shell; the class in which the plant's units run is not known here.
+        here = here.model_copy(update={"scheduling": profile.provenance.scheduling})
         found += [f"{path}: {text}" for text in profile.provenance.mismatch(here)]
         if engine == "pool" and profile.batch_max < model.batch_max:
             lacking = model.batch_max - profile.batch_max

@@ -9,14 +9,15 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import TracebackType
 
-from appliance.gpu_facts import gpu_facts
+from appliance.gpu_facts import GpuFacts, gpu_facts
 from appliance.plant import ModelSection, Plant
 from appliance.profile_samples import Place, Samples
 from appliance.profile_statistics import Coverage
 from appliance.triton.client import CallFailed, TritonClient
+from appliance.triton.faults import Failure
 from appliance.triton.goldens import Goldens
 from appliance.triton.region import Region
 from deadline_batcher.shm import SharedMemoryError
@@ -52,6 +53,7 @@ class Endpoint:
         self.gpu = gpu
         self.name = f"gpu{gpu}"
         self._url = plant.pool.endpoints[gpu]
+        self._has_gpu = not plant.pool.embedded  # embedded servers run on the CPU
         self._client = TritonClient(self._url)
         rows = max(model.section.batch_max for model in models)
         picture_bytes = max(model.goldens.facts.picture_bytes for model in models)
@@ -81,15 +83,19 @@ class Endpoint:
         self._region.unlink()
         self._client.close()
 
+    def gpu_facts(self) -> GpuFacts | None:
+        """What the driver says of its GPU; None where the server has none or nobody is to ask."""
+        return gpu_facts(self.gpu) if self._has_gpu else None
+
     def time_run(self, model: Golden, size: int) -> int:
         """One golden batch, from the call to its answer, in nanoseconds. Raises ProfilerError."""
         slot = self._region.slots[0]
         chosen = model.goldens.fill(slot, size)
         ended = threading.Event()
-        outcome: list[tuple[int, str | None]] = []
+        outcome: list[tuple[int, Failure | None]] = []
 
-        def on_answer(error: str | None) -> None:
-            outcome.append((time.monotonic_ns(), error))
+        def on_answer(failure: Failure | None) -> None:
+            outcome.append((time.monotonic_ns(), failure))
             ended.set()
 
         started_ns = time.monotonic_ns()
@@ -98,8 +104,8 @@ class Endpoint:
         said = f"{self._url}: {model.section.name}, a batch of {size}"
         if not ended.wait(CALL_LIMIT_S):
             raise ProfilerError(f"{said} took longer than {CALL_LIMIT_S:g} s")
-        ended_ns, error = outcome[0]
-        mistake = error or model.goldens.mistake(slot, chosen)
+        ended_ns, failure = outcome[0]
+        mistake = failure or model.goldens.mistake(slot, chosen)
         if mistake:
             raise ProfilerError(f"{said}: {mistake}")
         return ended_ns - started_ns
@@ -112,7 +118,29 @@ class Warm:
     discarded: int
     lacking: Mapping[int, str]
     mean_ns: Mapping[int, float]
-    gpu_memory_mib: Mapping[int, int]
+    memory: GpuMemory
+
+
+@dataclass(frozen=True, slots=True)
+class GpuMemory:
+    """GPU memory in MiB: all there is, in use before the first batch, after the first of each size.
+
+    All nothing where there is no GPU to ask.
+    """
+
+    total_mib: int = 0
+    idle_mib: int = 0
+    in_use_mib: Mapping[int, int] = field(default_factory=dict)
+
+    def largest(self, other: GpuMemory) -> GpuMemory:
+        """Of two endpoints: the larger use, the least before it, the smaller GPU."""
+        if not (self.in_use_mib and other.in_use_mib):
+            return self if self.in_use_mib else other
+        most = {
+            size: max(mib, other.in_use_mib.get(size, 0)) for size, mib in self.in_use_mib.items()
+        }
+        total_mib = min(self.total_mib, other.total_mib)
+        return GpuMemory(total_mib, min(self.idle_mib, other.idle_mib), most)
 
 
 def warm_up(
@@ -120,15 +148,17 @@ def warm_up(
 ) -> Warm:
     """Every size until it was seen `runs` times and none changes any more; bounded, and told."""
     coverage = Coverage(model.sizes, runs)
-    memory: dict[int, int] = {}
+    before = endpoint.gpu_facts()
+    in_use: dict[int, int] = {}
     for turn in range(rounds_max):
         for size in model.sizes:
             coverage.note(size, endpoint.time_run(model, size))
-            if turn == 0 and (facts := gpu_facts(endpoint.gpu)) is not None:
-                memory[size] = facts.used_mib
+            if turn == 0 and before and (facts := endpoint.gpu_facts()) is not None:
+                in_use[size] = facts.used_mib
         on_progress(f"warm-up of {model.section.name}, {endpoint.name}", turn + 1, rounds_max)
         if turn + 1 >= runs and not coverage.lacking():
             break
+    memory = GpuMemory(before.total_mib, before.used_mib, in_use) if before else GpuMemory()
     return Warm(coverage.discarded, coverage.lacking(), coverage.mean_ns(), memory)
 
 

@@ -20,6 +20,10 @@ EXTREME_RISK = 1e-6
 BLOCK = 50
 BLOCKS_MIN = 10
 EULER = 0.5772156649
+DISTURBED = 5
+"""A largest run of more times the 99.9th percentile is no tail of the same distribution."""
+DISTURBED_RUNS = 2000
+"""With fewer runs the 99.9th percentile is the largest run, or nearly."""
 
 
 def runs_needed(share: float = SHARE, confidence: float = CONFIDENCE) -> int:
@@ -67,6 +71,20 @@ def extreme_ns(samples_ns: Sequence[int], risk: float = EXTREME_RISK) -> int | N
     scale = pstdev(maxima) * math.sqrt(6) / math.pi
     place = fmean(maxima) - EULER * scale
     return round(place - scale * math.log(-BLOCK * math.log1p(-risk)))
+
+
+def disturbance_notes(measured: Mapping[int, SizeStatistics]) -> list[str]:
+    """Sizes whose largest run is far out of all proportion to the rest, and how far.
+
+    It counts all the same: nothing here can tell a disturbance that will not come again.
+    """
+    return [
+        f"disturbed at {size}: the largest of {one.samples} runs, {one.max_ns / 1e6:.2f} ms, is "
+        f"{one.max_ns / one.p999_ns:.0f} times their 99.9th percentile, {one.p999_ns / 1e6:.2f} "
+        "ms; something else held the machine; it counts: find it, reserve cores, measure again"
+        for size, one in measured.items()
+        if one.samples >= DISTURBED_RUNS and one.max_ns > DISTURBED * one.p999_ns
+    ]
 
 
 def trend(samples_ns: Sequence[int]) -> float:

@@ -20,6 +20,7 @@ from appliance.profile_provenance import cpu_name, mismatches, profile_files, pr
 from appliance.profile_runs import (
     Endpoint,
     Golden,
+    GpuMemory,
     OnProgress,
     ProfilerError,
     Warm,
@@ -28,7 +29,12 @@ from appliance.profile_runs import (
     warm_up,
 )
 from appliance.profile_samples import Samples, SamplesError
-from appliance.profile_statistics import WARM_RUNS, runs_needed, statistics_of
+from appliance.profile_statistics import (
+    WARM_RUNS,
+    disturbance_notes,
+    runs_needed,
+    statistics_of,
+)
 from appliance.triton.client import CallFailed
 from appliance.triton.goldens import Goldens
 from deadline_batcher.profile import (
@@ -134,7 +140,7 @@ class _Measurement:
             afresh=effort.afresh or not effort.is_full,
         )
         self.notes: list[str] = []
-        self.memory: dict[int, int] = {}
+        self.memory = GpuMemory()
         self.wanted = dict.fromkeys(model.sizes, effort.runs)
 
     def run(self) -> None:
@@ -184,6 +190,7 @@ class _Measurement:
         runs = min(TOGETHER_RUNS, self.effort.runs)
         largest = {max(self.model.sizes): runs}
         time_together(endpoints, self.model, largest, self.samples, TOGETHER, self.on_progress)
+        self._estimate_busy(warm[0].mean_ns)
         self._start(loads)
         time_together(endpoints, self.model, self.wanted, self.samples, BUSY, self.on_progress)
         self._finish(loads[0])
@@ -198,7 +205,7 @@ class _Measurement:
         warm = warm_up(
             endpoint, self.model, effort.warm_runs, effort.warm_rounds_max, self.on_progress
         )
-        self.memory |= warm.gpu_memory_mib
+        self.memory = self.memory.largest(warm.memory)
         text = f"warm-up of {endpoint.name}: {warm.discarded} runs left out"
         if warm.lacking:
             text += "; not steady: " + ", ".join(
@@ -224,16 +231,40 @@ class _Measurement:
 
     def _estimate(self, mean_ns: Mapping[int, float], endpoints: int) -> None:
         """Say how long it will take, before it does."""
-        once_s = sum(mean_ns[size] * runs for size, runs in self.wanted.items()) / 1e9
-        others_s = sum(self.wanted.values()) * len(self.others) * mean_ns[max(mean_ns)] / 1e9
-        alternating_s = (once_s + others_s) * endpoints if self.others else 0.0
+        names = [f"gpu{number}" for number in range(endpoints)]
+        alone_s = sum(self._left_s(ALONE, name, mean_ns) for name in names)
+        alternating_s = 0.0
+        if self.others:
+            each_s = len(self.others) * mean_ns[max(mean_ns)] / 1e9  # as long as this model's
+            alternating_s = sum(self._left_s(ALTERNATING, name, mean_ns, each_s) for name in names)
         load = FallbackLoad(self.plant, self.model.section)
-        busy_s = max(once_s, load.seconds(self._rounds()))
-        total_s = once_s * endpoints + alternating_s + busy_s
+        busy_s = max(self._left_s(BUSY, names[0], mean_ns), load.seconds(self._rounds()))
         self.say(
-            f"{self.model.section.name}: at least {spoken(total_s)} from here: alone "
-            f"{spoken(once_s * endpoints)}, alternating {spoken(alternating_s)}, busy "
-            f"{spoken(busy_s)} or more; less what is kept already. Ctrl-C keeps what is measured"
+            f"{self.model.section.name}: at least {spoken(alone_s + alternating_s + busy_s)} from "
+            f"here: alone {spoken(alone_s)}, alternating {spoken(alternating_s)}, busy "
+            f"{spoken(busy_s)} or more. Ctrl-C keeps what is measured"
+        )
+
+    def _left_s(
+        self, condition: str, endpoint: str, mean_ns: Mapping[int, float], each_s: float = 0.0
+    ) -> float:
+        """Seconds that the runs still wanted take, with `each_s` more for every one of them."""
+        left = {
+            size: max(0, runs - self.samples.count((condition, endpoint, size)))
+            for size, runs in self.wanted.items()
+        }
+        return sum(count * (mean_ns[size] / 1e9 + each_s) for size, count in left.items())
+
+    def _estimate_busy(self, mean_ns: Mapping[int, float]) -> None:
+        """Say again how long the last condition takes: what endpoints share is known now."""
+        count = len(self.plant.pool.endpoints)
+        factor = self._speed_up().get(count, 1.0)
+        once_s = self._left_s(BUSY, "gpu0", mean_ns)
+        load = FallbackLoad(self.plant, self.model.section)
+        busy_s = max(once_s * count / max(0.1, factor), load.seconds(self._rounds()))
+        self.say(
+            f"busy: at least {spoken(busy_s)} from here, for {count} endpoints at once do "
+            f"{factor:g} times the work of one; longer by what the fallbacks take of the cores"
         )
 
     def _rounds(self) -> int:
@@ -301,8 +332,10 @@ class _Measurement:
         else:
             notes.append("every size counts as used: too few runs to say which are efficient")
         notes += lifted_notes(effort.pool_basis_ns(counted))
-        if not self.memory:
+        notes += disturbance_notes(counted) if effort.is_full else []
+        if not self.memory.in_use_mib:
             notes.append("GPU memory: not measured, there is no GPU to ask")
+        loaded = [one.name for one in self.plant.model]
         Profile(
             model=model.name,
             engine="pool",
@@ -314,7 +347,10 @@ class _Measurement:
             measured=counted,
             conditions=self._conditions(),
             speed_up=self._speed_up(),
-            gpu_memory_mib=self.memory,
+            gpu_memory_mib=dict(self.memory.in_use_mib),
+            gpu_memory_total_mib=self.memory.total_mib,
+            gpu_memory_idle_mib=self.memory.idle_mib,
+            gpu_memory_loaded=loaded if self.memory.total_mib else [],
             notes=notes,
             provenance=provenance_of(self.plant, model, "pool"),
         ).save(profile_files(self.plant, model)["pool"])
@@ -330,6 +366,7 @@ class _Measurement:
             rule=LARGEST_RULE,
             wcet_ns={1: round(one.max_ns * MARGIN)},
             measured={1: one},
+            notes=disturbance_notes({1: one}),
             provenance=provenance_of(self.plant, model, "fallback"),
         ).save(profile_files(self.plant, model)["fallback"])
 

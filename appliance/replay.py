@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from deadline_batcher.journal import JournalError, replay
+from deadline_batcher.journal import JournalError, JournalVersionError, replay
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -16,7 +16,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="takt replay",
         description="Run a batcher's event journal through a fresh scheduler and compare.",
-        epilog="example: takt replay journal/batcher-events.jsonl",
+        epilog="example: takt replay journal/batcher-events.jsonl; a journal of another version "
+        "is refused (exit 2): the release that wrote it replays it",
     )
     parser.add_argument("journal", type=Path, help="the event journal")
     told = parser.parse_args(argv)
@@ -35,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     except JournalError as error:
         print(f"takt replay: {told.journal}: {error}", file=sys.stderr)
-        return 1
+        return 2 if isinstance(error, JournalVersionError) else 1
     for name, count in counts.most_common():
         print(f"{count:9d}  {name}")
     print("the same commands, every one")

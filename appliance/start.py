@@ -9,26 +9,27 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import zmq
 
-from appliance.batcher import Batcher, BatcherSettings
 from appliance.memory import lock_memory
 from appliance.placement import place
 from appliance.planning import PlanningError, make_plan, profiles_of, route_plan, slo_ns
 from appliance.plant import Plant, ms_to_ns
 from appliance.plant_errors import PlantError, load_plant
 from appliance.shed_planning import shed_plan
-from appliance.triton.endpoint import ServedModel
-from appliance.triton.goldens import Goldens
 from deadline_batcher.shm import SharedMemoryError, sweep
 from fallback.session import Session, SessionError, identity
 from lines.admission import Limits
 from lines.keys import KeyFileError
 from lines.process import LineProcess
 from lines.settings import LineSettings, ModelIdentity
+
+if TYPE_CHECKING:
+    from appliance.batcher_settings import BatcherSettings
 
 EVENT_JOURNAL_BYTES_MAX = 64 * 1024 * 1024
 SWITCH_INTERVAL_S = 0.0005
@@ -77,6 +78,8 @@ def line_settings(plant: Plant, line_id: str) -> LineSettings:
         fallback_path=plant.path(model.fallback),
         fallback_threads=plant.fallback.threads,
         fallback_concurrent_max=plant.fallback.concurrent_max,
+        # In turn, so that each core group has as many lines to carry as the next.
+        fallback_core=plant.line.index(line),
         wcet_fallback_ns=profiles.fallback.wcet_ns[1],
         warm_every_ns=ms_to_ns(plant.fallback.warm_every_ms),
         deadline_ns=ms_to_ns(line.deadline_ms),
@@ -99,6 +102,15 @@ def line_settings(plant: Plant, line_id: str) -> LineSettings:
 
 def batcher_settings(plant: Plant) -> BatcherSettings:
     """Resolve the batcher. Raises PlanningError or SessionError."""
+    # gRPC costs a line that starts anew a third of its time, and it has no use for it.
+    from appliance.batcher_settings import BatcherSettings, Rescoring
+    from appliance.rescore import endpoint_of
+    from appliance.triton.endpoint import Server
+    from appliance.triton.goldens import Goldens
+    from appliance.triton.news import ServedModel
+    from appliance.triton.restart import ask_restart, socket_path
+    from appliance.triton.standing import Patience
+
     runtime = plant.path(plant.paths.runtime)
     profiles = profiles_of(plant)
     plan = make_plan(plant, profiles)
@@ -111,12 +123,17 @@ def batcher_settings(plant: Plant) -> BatcherSettings:
             ServedModel(model.name, model.batch_max, Goldens(plant.path(model.pool)))
             for model in plant.model
         ),
-        endpoints=tuple(plant.pool.endpoints),
+        servers=tuple(
+            Server(url, plant.pool.server_version, partial(ask_restart, socket_path(runtime, slot)))
+            for slot, url in enumerate(plant.pool.endpoints)
+        ),
         link_endpoint=f"ipc://{runtime}/batcher.sock",
         journal_endpoint=f"ipc://{runtime}/journal.sock",
         journal_backlog_s=plant.limits.journal_backlog_s,
+        rescore=Rescoring(endpoint_of(plant), plant.pool.rescore_permille, plant.pool.rescore_band),
         event_journal=plant.path(plant.paths.journal) / "batcher-events.jsonl",
         event_journal_bytes_max=EVENT_JOURNAL_BYTES_MAX,
+        patience=Patience(),
     )
 
 
@@ -184,6 +201,8 @@ def line_main(argv: Sequence[str] | None = None) -> int:
 
 def batcher_main(argv: Sequence[str] | None = None) -> int:
     """`takt batcher --plant FILE`."""
+    from appliance.batcher import Batcher
+
     parser = argparse.ArgumentParser(
         prog="takt batcher",
         description="Run the batcher: parts of all lines in deadline batches to the pool.",

@@ -310,6 +310,17 @@ class Supervisor:
         inner: list[Process] = [one for one in members if one.group != leader]
         return send([one.pid for one in inner or members], number)
 
+    def processes(self, name: str) -> list[int]:
+        """Ids of what a unit runs, its own process first; none while it does not run.
+
+        Raises KeyError for a unit that does not exist.
+        """
+        process = self._children[name].process
+        if process is None:
+            return []
+        members = [one.pid for one in session_members(process.pid)]
+        return sorted(members, key=lambda pid: (pid != process.pid, pid))
+
     def alive(self) -> dict[str, bool]:
         """Every unit's name and whether its process lives."""
         return {name: child.alive for name, child in self._children.items()}

@@ -74,6 +74,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         action="store_true",
         help="under a minute: without the tests that start real processes or are slow",
     )
+    size.add_argument(
+        "--mutations",
+        nargs="*",
+        metavar="NAME",
+        help="plant the most dangerous bugs, one by one, in a copy: each must be seen by its tests",
+    )
     parser.add_argument("-k", dest="only", metavar="WORDS", help="only these tests, nothing else")
     told, rest = parser.parse_known_args(argv)
     if not (ROOT / "tests").is_dir() or not (ROOT / "pyproject.toml").is_file():
@@ -85,6 +91,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     # The tests must not find another plant's settings in the caller's environment.
     os.environ.pop("NOTIFY_SOCKET", None)
+    if told.mutations is not None:
+        runner = [sys.executable, str(ROOT / "tests/mutations/runner.py"), *told.mutations, *rest]
+        return subprocess.run(runner, cwd=ROOT, check=False).returncode
     return 1 if run_steps(steps(quick=told.quick, only=told.only, rest=rest), ROOT) else 0
 
 

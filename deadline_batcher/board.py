@@ -5,7 +5,7 @@ The scheduler alone changes a board; a policy only reads it.
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
+from bisect import bisect_left, bisect_right, insort
 from dataclasses import dataclass
 
 from deadline_batcher.messages import PartKey
@@ -74,12 +74,14 @@ class Board:
     """The state a policy decides from.
 
     occupied: the categories in which a part waits, as a dict for its insertion order.
-    free: GPUs that may be given work now, longest idle first.
+    free: GPUs that may be given work now: least inflated first, then longest idle.
     ends_ns: worst-case ends of the batches (and goldens) on READY GPUs, ascending.
     ready: the numbers of the GPUs that are READY, ascending.
+    wcet_on: worst cases by GPU, category and size, with what each GPU's overruns added.
+    wcet: those of the GPU offered first, free[0]. What waits fits it at least alone.
     """
 
-    __slots__ = ("ends_ns", "free", "occupied", "plan", "queues", "ready")
+    __slots__ = ("ends_ns", "free", "occupied", "plan", "queues", "ready", "wcet", "wcet_on")
 
     def __init__(self, plan: Plan, is_by_due: bool) -> None:
         self.plan = plan
@@ -88,3 +90,29 @@ class Board:
         self.free: list[int] = []
         self.ends_ns: list[int] = []
         self.ready: list[int] = []
+        self.wcet = [category.wcet_ns for category in plan.categories]
+        self.wcet_on = [self.wcet] * plan.gpus
+
+    def cap_for(self, category: int, available_ns: int) -> int:
+        """The largest batch that the GPU offered first surely ends in `available_ns`; 0: none."""
+        return bisect_right(self.wcet[category], available_ns)
+
+    def set_aside(self, now_ns: int) -> dict[int, list[Entry]]:
+        """Take out of sight, by category, what the GPU offered first would surely answer late."""
+        aside = {}
+        for number in tuple(self.occupied):
+            entries = self.queues[number].entries
+            ends_ns = now_ns + self.plan.result_ns + self.wcet[number][0]
+            first = bisect_left(entries, ends_ns, key=lambda entry: entry[0])
+            if first:
+                aside[number] = entries[:first]
+                del entries[:first]
+            if not entries:
+                del self.occupied[number]
+        return aside
+
+    def put_in_front(self, aside: dict[int, list[Entry]]) -> None:
+        """Undo `set_aside`."""
+        for number, entries in aside.items():
+            self.queues[number].entries[:0] = entries
+            self.occupied[number] = None

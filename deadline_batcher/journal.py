@@ -7,16 +7,17 @@ the plan; nothing in the journal is volatile, because time is an argument.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
 from deadline_batcher import messages
 from deadline_batcher.messages import Command, Event, PartKey, PartReady
+from deadline_batcher.overrun import Overruns
 from deadline_batcher.plan import Category, LineTiming, Plan, PolicySpec
 from deadline_batcher.scheduler import Scheduler
 
-JOURNAL_VERSION = 2
+JOURNAL_VERSION = 3
 _EVENTS: dict[str, Any] = {
     name: getattr(messages, name)
     for name in (
@@ -41,9 +42,20 @@ class JournalError(Exception):
     """A journal that cannot be read, or that does not replay; the text names the line."""
 
 
-def encode_header(plan: Plan, epoch: int, batches_run: int) -> str:
+class JournalVersionError(JournalError):
+    """A journal of another release, whose scheduler decided by other rules."""
+
+
+def encode_header(
+    plan: Plan, epoch: int, batches_run: int, overruns: Sequence[Overruns] = ()
+) -> str:
     """The first line of a journal: what the scheduler was made from."""
-    header = {"version": JOURNAL_VERSION, "epoch": epoch, "batches_run": batches_run}
+    header = {
+        "version": JOURNAL_VERSION,
+        "epoch": epoch,
+        "batches_run": batches_run,
+        "overruns": overruns,
+    }
     return json.dumps({**header, "plan": asdict(plan)})
 
 
@@ -59,15 +71,20 @@ def decode_header(line: str) -> Scheduler:
     try:
         header = json.loads(line)
         if header["version"] != JOURNAL_VERSION:
-            raise JournalError(f"line 1: version {header['version']}, not {JOURNAL_VERSION}")
+            raise JournalVersionError(
+                f"line 1: version {header['version']}, and this release writes and replays "
+                f"{JOURNAL_VERSION}; replay it with the release that wrote it"
+            )
         fields = header["plan"]
         categories = tuple(
-            Category(c["name"], tuple(c["wcet_ns"]), c["window_ns"]) for c in fields["categories"]
+            Category(c["name"], tuple(c["wcet_ns"]), c["window_ns"], tuple(c["used"]))
+            for c in fields["categories"]
         )
         policy = PolicySpec(**fields["policy"])
         lines = tuple(LineTiming(**timing) for timing in fields["lines"])
         plan = Plan(**{**fields, "categories": categories, "policy": policy, "lines": lines})
-        return Scheduler(plan, header["batches_run"])
+        overruns = tuple(Overruns(o[0], o[1], tuple(o[2])) for o in header["overruns"])
+        return Scheduler(plan, header["batches_run"], overruns)
     except (ValueError, KeyError, TypeError) as error:
         raise JournalError(f"line 1: not a journal's header ({error})") from None
 

@@ -107,7 +107,7 @@ class Refused(NamedTuple):
 
 
 class BatcherBeat(NamedTuple):
-    """The batcher lives: which start of it, and how many GPUs are ready."""
+    """The batcher lives: which start of it, and how many GPUs lines may count on."""
 
     epoch: int
     gpus_ready: int

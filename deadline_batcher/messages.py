@@ -42,10 +42,11 @@ class PartWithdrawn(NamedTuple):
 
 
 class BatchDone(NamedTuple):
-    """The endpoint answered the whole batch."""
+    """The endpoint answered the whole batch, at `answered_at_ns` (0: at this very instant)."""
 
     batch_id: int
     gpu: int
+    answered_at_ns: int = 0
 
 
 class BatchFailed(NamedTuple):
@@ -85,9 +86,11 @@ class GpuDoubted(NamedTuple):
 
 
 class GoldenWanted(NamedTuple):
-    """It is time for a golden on this GPU, between two batches."""
+    """It is time for a golden batch of `rows` pictures on this GPU, between two batches."""
 
     gpu: int
+    category: int = 0
+    rows: int = 1
 
 
 class GoldenDone(NamedTuple):
@@ -145,9 +148,11 @@ class RefusePart(NamedTuple):
 
 
 class RunGolden(NamedTuple):
-    """Run one golden picture on this idle GPU now; no batch waits for it."""
+    """Run a golden batch of `rows` pictures on this idle GPU now; no batch waits for it."""
 
     gpu: int
+    category: int = 0
+    rows: int = 1
 
 
 class SuspectGpu(NamedTuple):
@@ -158,4 +163,22 @@ class SuspectGpu(NamedTuple):
     is_fault: bool  # False: merely overdue
 
 
-Command = RunBatch | RefusePart | RunGolden | SuspectGpu
+class Overrun(NamedTuple):
+    """A batch was answered `late_ns` after its worst-case end; the GPU's worst cases are from now
+    on inflated by `inflation_permille`.
+    """
+
+    gpu: int
+    batch_id: int
+    late_ns: int
+    inflation_permille: int
+
+
+class DrainGpu(NamedTuple):
+    """After `overruns` late batches in a short time: no work until the GPU is readmitted."""
+
+    gpu: int
+    overruns: int
+
+
+Command = RunBatch | RefusePart | RunGolden | SuspectGpu | Overrun | DrainGpu

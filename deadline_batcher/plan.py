@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from dataclasses import dataclass
 
 
@@ -11,11 +10,13 @@ class Category:
     """A model with its input shape; only parts of one category share a batch.
 
     wcet_ns[b - 1] is the worst-case execution time of a batch of b on any GPU of the pool.
+    used: the sizes that the profile marks as worth running; empty: any.
     """
 
     name: str
     wcet_ns: tuple[int, ...]
     window_ns: int
+    used: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.wcet_ns or min(self.wcet_ns) <= 0:
@@ -24,15 +25,15 @@ class Category:
             raise ValueError(f"category {self.name}: wcet_ns must not fall with the batch size")
         if self.window_ns < 0:
             raise ValueError(f"category {self.name}: window_ns is negative")
+        if self.used and (self.used[0] != 1 or self.used[-1] > len(self.wcet_ns)):
+            raise ValueError(f"category {self.name}: used must begin at 1 and end in wcet_ns")
+        if any(a >= b for a, b in zip(self.used, self.used[1:], strict=False)):
+            raise ValueError(f"category {self.name}: used must ascend")
 
     @property
     def batch_max(self) -> int:
         """The largest batch this category may form."""
         return len(self.wcet_ns)
-
-    def cap_for(self, available_ns: int) -> int:
-        """The largest batch whose worst case fits in `available_ns`; 0 when none does."""
-        return bisect_right(self.wcet_ns, available_ns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,16 +102,18 @@ class Plan:
         return sum(1e9 / cycle_ns for cycle_ns in cycles_ns)
 
 
-def frontier(wcet_ns: tuple[int, ...]) -> tuple[int, ...]:
+def frontier(wcet_ns: tuple[int, ...], used: tuple[int, ...] = ()) -> tuple[int, ...]:
     """For every size from 0 up, the largest size not above it that is worth running.
 
-    A size is off the efficient frontier when two smaller batches need no more time than it.
+    A size is off the efficient frontier when two smaller batches need no more time than it. Where
+    `used` names sizes, no other is run, not even as a part of a split.
     """
+    allowed = set(used) or set(range(1, len(wcet_ns) + 1))
     best_ns: list[int] = [0]
     usable = [0]
     for size, whole_ns in enumerate(wcet_ns, start=1):
         split_ns = min((best_ns[a] + best_ns[size - a] for a in range(1, size)), default=None)
-        is_worth_it = split_ns is None or whole_ns < split_ns
-        best_ns.append(whole_ns if split_ns is None else min(whole_ns, split_ns))
+        is_worth_it = split_ns is None or (size in allowed and whole_ns < split_ns)
+        best_ns.append(whole_ns if is_worth_it or split_ns is None else split_ns)
         usable.append(size if is_worth_it else usable[-1])
     return tuple(usable)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic_core import ErrorDetails
 
 from deadline_batcher.profile_shape import efficient_sizes
 
@@ -56,6 +57,10 @@ class Provenance(BaseModel):
     threads: int = 1
     endpoints: int = 1
     sessions_busy: int = 0
+    concurrent_max: int = 0
+    """Fallback runs at once on the host while it was measured; 0 not known."""
+    scheduling: str = ""
+    """Scheduling class and priority of the measurement, its servers and sessions; "" not known."""
     measured_on: str = ""
     takt_version: str = ""
 
@@ -90,6 +95,11 @@ class Profile(BaseModel):
     """Endpoints busy together → parts a second, as a multiple of one endpoint's."""
     gpu_memory_mib: dict[int, int] = Field(default_factory=dict)
     """Batch size → GPU memory in use while it ran; empty where there was no GPU to ask."""
+    gpu_memory_total_mib: int = Field(default=0, ge=0)
+    """The GPU's memory; 0 not known."""
+    gpu_memory_idle_mib: int = Field(default=0, ge=0)
+    """In use with all of `gpu_memory_loaded` loaded, before this model's first batch."""
+    gpu_memory_loaded: list[str] = Field(default_factory=list)
     notes: list[str] = Field(default_factory=list)
     source: str = ""
     """Where published figures come from."""
@@ -110,7 +120,7 @@ class Profile(BaseModel):
             fall_ns = self.wcet_ns[size] - self.wcet_ns[following]
             if fall_ns > 0:
                 raise ValueError(
-                    f"wcet_ns falls from size {size} to {following} by {fall_ns} ns: "
+                    f"wcet_ns falls from size {size} to {following} by {fall_ns / 1e6:g} ms: "
                     "a worst case cannot"
                 )
         strange = sorted(set(self.used) - set(sizes))
@@ -138,6 +148,10 @@ class Profile(BaseModel):
         partial.replace(path)
 
 
+def _said(item: ErrorDetails) -> str:
+    return item["msg"].removeprefix("Value error, ")
+
+
 def load_profile(path: Path) -> Profile:
     """Read a profile. Raises ProfileError with the file, what is wrong and the way out."""
     try:
@@ -146,7 +160,8 @@ def load_profile(path: Path) -> Profile:
         raise ProfileError(f"{path}: no such profile; make it with: takt profile") from None
     except ValidationError as error:
         wrong = "; ".join(
-            f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors()
+            ": ".join(filter(None, (".".join(map(str, item["loc"])), _said(item))))
+            for item in error.errors()
         )
         raise ProfileError(f"{path}: {wrong}; measure again with: takt profile") from None
 

@@ -339,7 +339,7 @@ class Shedding:
                 line = self._row[place]
                 self._reasons[line] = "gpus" if place >= planned else "load"
                 commands.append(ShedLine(line, self._reasons[line]))
-            self._carried, self._headroom_at_ns = fits, None
+            self._carried = fits
         if fits == self._carried:
             self._headroom_at_ns = None
         elif self._headroom_at_ns is None:

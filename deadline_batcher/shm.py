@@ -93,14 +93,17 @@ class Segment:
             (SHM_FOLDER / self.name).unlink(missing_ok=True)
 
 
+def is_of_the_dead(name: str) -> bool:
+    """Whether a name carries an owner that no longer lives."""
+    match = _OWNED.match(name)
+    return match is not None and start_ticks(int(match[2])) != int(match[3])
+
+
 def sweep(tag: str) -> list[str]:
     """Remove this plant's segments whose owner is dead; returns their names."""
     removed = []
     for path in SHM_FOLDER.glob(f"takt-{tag}-*"):
-        match = _OWNED.match(path.name)
-        if match is None:
-            continue
-        if start_ticks(int(match[2])) != int(match[3]):
+        if is_of_the_dead(path.name):
             path.unlink(missing_ok=True)
             removed.append(path.name)
     return sorted(removed)

@@ -11,8 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from deadline_batcher.plan import Category
-
 
 def deeprt_window_ns(relative_deadlines_ns: Iterable[int]) -> int:
     """Half of the shortest relative deadline of a category (DeepRT section 4)."""
@@ -20,7 +18,8 @@ def deeprt_window_ns(relative_deadlines_ns: Iterable[int]) -> int:
 
 
 def close_at_ns(
-    category: Category,
+    wcet_ns: tuple[int, ...],
+    window_ns: int,
     head_ready_at_ns: int,
     head_due_at_ns: int,
     waiting: int,
@@ -32,6 +31,6 @@ def close_at_ns(
     `pool_due`. One more part may join at the last moment, so the slack is that of the next size.
     reserve_ns: handing the answer over, and the lateness of the timer that will close the batch.
     """
-    size = min(waiting + 1, category.batch_max)
-    last_start_ns = head_due_at_ns - reserve_ns - category.wcet_ns[size - 1]
-    return min(head_ready_at_ns + category.window_ns, last_start_ns)
+    size = min(waiting + 1, len(wcet_ns))
+    last_start_ns = head_due_at_ns - reserve_ns - wcet_ns[size - 1]
+    return min(head_ready_at_ns + window_ns, last_start_ns)

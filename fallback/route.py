@@ -8,8 +8,9 @@ Rules for editing ROUTES: what takes a line off the pool (pressure, an infeasibl
 the operator) is a cause; so is what brings it back. A pair that cannot happen is not in the table,
 and to meet it raises: pressure is measured on the pool alone, trials end in RETURNING alone.
 
-A line that has just started is on FALLBACK until the pool has been seen and has answered its trial
-frames. No time is lost by that: without a pool its parts would go to the fallback as well.
+A line that has just started is on FALLBACK until the pool is there for the first time, and on POOL
+at once then: nothing was ever held against it, and its GPUs are READY by goldens. Trials are the
+way back of a line that has fallen.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ class Cause(Enum):
     INFEASIBLE = "infeasible"
     SHED = "shed"
     FORCED = "forced"
+    FRESH = "fresh"
     HEADROOM = "headroom"
     PROVEN = "proven"
     DISPROVEN = "disproven"
@@ -49,6 +51,7 @@ ROUTES: dict[tuple[Route, Cause], Route] = {
     (R.POOL, C.INFEASIBLE): R.FALLBACK,
     (R.POOL, C.SHED): R.FALLBACK,
     (R.POOL, C.FORCED): R.FALLBACK,
+    (R.FALLBACK, C.FRESH): R.POOL,
     (R.FALLBACK, C.HEADROOM): R.RETURNING,
     (R.RETURNING, C.INFEASIBLE): R.FALLBACK,
     (R.RETURNING, C.SHED): R.FALLBACK,
@@ -72,7 +75,7 @@ class PartDecided(NamedTuple):
 
 
 class PoolBeat(NamedTuple):
-    """The batcher lives, and so many GPUs are READY."""
+    """The batcher lives, and so many GPUs may be counted on."""
 
     gpus_ready: int
 
@@ -136,6 +139,7 @@ REASONS = (
     "no-gpu",
     "no-batcher",
     "operator",
+    "pool-ready",
     "trial-late",
     "trial-disagreed",
     "headroom",
@@ -285,7 +289,10 @@ class LineRoute:
             if self.route is not Route.FALLBACK:
                 self._step(*block, now_ns, changes)
         elif self.route is Route.FALLBACK and now_ns >= self._free_at_ns:
-            self._step(Cause.HEADROOM, "headroom", now_ns, changes)
+            if self.reason == "start":
+                self._step(Cause.FRESH, "pool-ready", now_ns, changes)
+            else:
+                self._step(Cause.HEADROOM, "headroom", now_ns, changes)
 
     # --- measuring --------------------------------------------------------------------------
 

@@ -208,7 +208,7 @@ def shedding(options: argparse.Namespace) -> dict[str, Any]:
 
 def soak(options: argparse.Namespace) -> dict[str, Any]:
     """Whether memory, descriptors, threads or shared memory grow over --seconds (3600 is apt)."""
-    return soak_benchmark.report(options.seconds)
+    return soak_benchmark.report(options.seconds, options.rate)
 
 
 def timer(options: argparse.Namespace) -> dict[str, Any]:
@@ -240,6 +240,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("name", choices=BENCHMARKS, help=names)
     parser.add_argument("--runs", type=int, default=20, help="of kills and start (20)")
     parser.add_argument("--seconds", type=float, default=60, help="of load, soak and timer (60)")
+    parser.add_argument("--rate", type=float, default=5, help="parts/s a line, of soak (5)")
     parser.add_argument("--seed", type=int, default=1, help="of the random instants")
     parser.add_argument(
         "--results", type=Path, default=RESULTS, metavar="DIR", help="where the results go"

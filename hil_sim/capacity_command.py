@@ -91,7 +91,7 @@ def _longest(
 
     found = fits(most) if most else None
     if found is not None or not most:
-        return (most, found) if found else (0, None)
+        return most, found
     low, high, best = 0, most, None
     while high - low > 1:
         middle = (low + high) // 2

@@ -96,11 +96,12 @@ class JournalView:
 
     def _states(self) -> dict[str, str]:
         states = dict.fromkeys(self._gpus, "WARMING")
-        words = {"gpu.ready": "READY", "gpu.lost": "LOST", "gpu.suspect": "SUSPECT"}
+        words = {"ready": "READY", "lost": "LOST", "suspect": "SUSPECT", "drained": "DRAINING"}
         sql = "SELECT subject, kind FROM events WHERE kind LIKE 'gpu.%' ORDER BY at_ns"
         for subject, kind in self._rows(sql):
-            if str(kind) in words:
-                states[str(subject)] = words[str(kind)]
+            word = words.get(str(kind).removeprefix("gpu."))
+            if word is not None:
+                states[str(subject)] = word
         return states
 
     def _gpu_figures(self) -> list[GpuFigures]:

@@ -29,8 +29,11 @@ from hil_sim.policy_load import (
     measure,
 )
 from hil_sim.scenario import Scenario, ScenarioError, load_scenarios
+from hil_sim.scenario_random import as_toml, random_scenarios
 
 LOSS_RUNS = 200
+AS_GOOD = 0.99
+"""A rule is as good as another from this share of its largest load on: bisection's own step."""
 
 
 class CellStore:
@@ -154,6 +157,26 @@ def print_tables(rows: list[dict[str, Any]], cells: list[Cell], console: Console
     console.print(overload)
 
 
+def worst_of(rows: list[dict[str, Any]], policy: str = "takt") -> dict[str, Any] | None:
+    """Where a rule stands worst against the best other one, and how often it is as good.
+
+    Rows in which no other rule carries anything say nothing and are left out.
+    """
+    found = []
+    for row in rows:
+        others = {name: load for name, load in row["largest_load"].items() if name != policy}
+        best = max(others, key=others.__getitem__, default=None)
+        if best is None or policy not in row["largest_load"] or not others[best]:
+            continue
+        ratio = round(row["largest_load"][policy] / others[best], 4)
+        found.append({"name": row["name"], "gpus": row["gpus"], "ratio": ratio, "best": best})
+    if not found:
+        return None
+    worst = min(found, key=lambda one: float(one["ratio"]))
+    as_good = sum(one["ratio"] >= AS_GOOD for one in found)
+    return {"policy": policy, **worst, "rows": len(found), "rows_as_good": as_good}
+
+
 def run_losses(
     scenarios: list[Scenario], policy: str, runs: int, effort: Effort, console: Console
 ) -> list[LossResult]:
@@ -188,20 +211,56 @@ def _parser() -> argparse.ArgumentParser:
         prog="takt sim policies",
         description="Run batching rules over scenario files in virtual time, on the scheduler "
         "that ships, and find the largest load each carries.",
-        epilog="example: takt sim policies ../shared/scenarios --policies takt,eager",
+        epilog="example: takt sim policies ../shared/scenarios --policies takt,eager; "
+        "20 drawn at random: takt sim policies --random 20 --seed 1",
     )
-    parser.add_argument("paths", nargs="+", type=Path, metavar="DIR|FILE")
+    parser.add_argument("paths", nargs="*", type=Path, metavar="DIR|FILE")
+    drawn = parser.add_argument_group("drawn at random, beside or instead of files")
+    drawn.add_argument("--random", type=int, default=0, metavar="N", help="so many scenarios")
+    drawn.add_argument("--seed", type=int, default=1, metavar="S", help="of the first (default 1)")
+    drawn.add_argument("--save", type=Path, metavar="DIR", help="write them there as files, too")
+    drawn.add_argument("--print", action="store_true", help="only print them, as their files")
     parser.add_argument("--gpus", type=int, action="append", help="instead of the files' counts")
     parser.add_argument("--policies", default=",".join(POLICIES), help="of: %(default)s")
     parser.add_argument("--json", type=Path, metavar="FILE")
     size = parser.add_mutually_exclusive_group()
-    size.add_argument("--quick", action="store_true", help="8 s and 2 seeds (the default)")
+    size.add_argument("--quick", action="store_true", help="at most 8 s and 2 seeds (default)")
     size.add_argument(
         "--full", action="store_true", help="horizon and seeds of the files; resumable with --json"
     )
     parser.add_argument("--lose-gpu", action="store_true", help="instead: lose a GPU, many times")
     parser.add_argument("--runs", type=int, default=LOSS_RUNS, help="losses a scenario (200)")
     return parser
+
+
+def _scenarios(options: argparse.Namespace) -> list[Scenario]:
+    """Those of the files, then those drawn, printed and saved as told. Raises ScenarioError."""
+    if options.random < 0 or not (options.paths or options.random):
+        raise ScenarioError("give files or folders of scenarios, or --random N with N above 0")
+    if options.random == 0 and (options.save or options.print):
+        raise ScenarioError("--save and --print are of what --random N draws")
+    drawn = random_scenarios(options.random, options.seed)
+    if options.print:
+        print("\n".join(as_toml(one) for one in drawn), end="")
+    try:
+        for one in drawn if options.save else ():
+            options.save.mkdir(parents=True, exist_ok=True)
+            (options.save / f"{one.name}.toml").write_text(as_toml(one), encoding="utf-8")
+    except OSError as error:
+        raise ScenarioError(f"{options.save}: {error.strerror}") from None
+    return [*(load_scenarios(options.paths) if options.paths else []), *drawn]
+
+
+def _worst_line(worst: dict[str, Any]) -> str:
+    text = (
+        f"{worst['policy']}: at worst {worst['ratio']:.2f} of the best other rule's largest load, "
+        f"on {worst['name']} with {worst['gpus']} GPUs ({worst['best']}); as good (within 1 %) or "
+        f"better in {worst['rows_as_good']} of {worst['rows']} rows"
+    )
+    word, _, seed = worst["name"].partition("-")
+    if word == "random" and seed.lstrip("-").isdigit():
+        text += f"; its file: takt sim policies --random 1 --seed {seed} --print"
+    return text
 
 
 def main(argv: Sequence[str]) -> int:
@@ -217,10 +276,12 @@ def main(argv: Sequence[str]) -> int:
         print(f"takt sim policies: {wrong}", file=sys.stderr)
         return 2
     try:
-        scenarios = load_scenarios(options.paths)
+        scenarios = _scenarios(options)
     except ScenarioError as error:
         print(f"takt sim policies: {error}", file=sys.stderr)
         return 2
+    if options.print:
+        return 0
     effort = FULL if options.full else QUICK
     told: dict[str, Any]
     if options.lose_gpu:
@@ -240,6 +301,10 @@ def main(argv: Sequence[str]) -> int:
         rows = as_rows(cells, places)
         print_tables(rows, cells, console)
         told = {"effort": "full" if options.full else "quick", "scenarios": rows}
+        worst = worst_of(rows)
+        if worst is not None:
+            told["worst"] = worst
+            console.print(_worst_line(worst), highlight=False, soft_wrap=True)
     if options.json:
         options.json.write_text(json.dumps(told, indent=2) + "\n")
         console.print(f"written: {options.json}")

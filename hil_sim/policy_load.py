@@ -29,14 +29,14 @@ B2_HORIZON_S = 3.0
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """How much is simulated; None takes what the scenario's file says."""
+    """How much is simulated at most; None takes what the scenario's file says."""
 
     horizon_s: float | None = None
     seeds: tuple[int, ...] | None = None
 
     def horizon_of(self, scenario: Scenario) -> float:
         """Seconds of arrivals."""
-        return self.horizon_s or scenario.horizon_s
+        return min(self.horizon_s or scenario.horizon_s, scenario.horizon_s)
 
     def seeds_of(self, scenario: Scenario) -> tuple[int, ...]:
         """Seeds of the arrivals."""

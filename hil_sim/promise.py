@@ -24,6 +24,7 @@ from hil_sim.findings import (
     usual_stages_ns,
 )
 from hil_sim.provenance import constant_mistakes, pool_mistakes, provenance_mistakes
+from lines.ledger import PERHAPS_SENT
 from lines.record import PartRow
 from lines.wire import UNINSPECTED_REASONS
 
@@ -76,7 +77,7 @@ def check(
     if camera_log is not None:
         _check_camera(report, rows, camera_log, _end_ns(parts, camera_log, actuator_log, events))
     if actuator_log is not None:
-        seen, ends_ns = _check_actuator(report, rows, actuator_log)
+        seen, ends_ns = _check_actuator(report, rows, actuator_log, events)
         unseen = [row for key, row in rows.items() if row.sent_at_ns and key not in seen]
         _check_unseen(report, unseen, ends_ns, _line_ends_ns(parts, camera_log or ()), events)
     if report.promises[4] is not None:
@@ -271,9 +272,13 @@ def _compare_with_frame(report: Report, row: PartRow, frame: Entry, answer: Entr
 
 
 def _check_actuator(
-    report: Report, rows: Mapping[Key, PartRow], actuator_log: Sequence[Entry]
+    report: Report,
+    rows: Mapping[Key, PartRow],
+    actuator_log: Sequence[Entry],
+    events: Iterable[Entry],
 ) -> tuple[Collection[Key], Mapping[str, int]]:
     """What the actuators saw, and each one's last instant."""
+    perhaps = {str(event["subject"]) for event in events if event["kind"] == PERHAPS_SENT}
     seen: dict[Key, Entry] = {}
     end_ns: dict[str, int] = defaultdict(int)
     for entry in actuator_log:
@@ -293,6 +298,8 @@ def _check_actuator(
         row = rows.get(key)
         if row is None:
             report.add(of_entry(entry, 1, "unjournalled", "the actuator got it, no row has it"))
+        elif is_restart(row) and "/".join(map(str, key)) in perhaps:
+            report.counts["restart_sent"] += 1  # its line was killed while it left, and says so
         elif is_restart(row):
             report.add(of_row(row, 1, "restart", "was sent and journalled as never sent"))
         else:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import random
 import tomllib
+from itertools import pairwise
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -33,6 +34,18 @@ class ScenarioModel(BaseModel):
     name: str
     wcet_ms: tuple[float, ...] = Field(min_length=1)
 
+    @model_validator(mode="after")
+    def _times_are_worst_cases(self) -> ScenarioModel:
+        for size, (before, after) in enumerate(pairwise((0.0, *self.wcet_ms)), start=1):
+            if after <= 0:
+                raise ValueError(f"model {self.name}: wcet_ms of size {size} is {after:g}, not > 0")
+            if after < before:
+                raise ValueError(
+                    f"model {self.name}: wcet_ms falls by {before - after:g} ms from size "
+                    f"{size - 1} to {size}: a worst case cannot"
+                )
+        return self
+
 
 class ScenarioLine(BaseModel):
     """A line: cycle time, deadline from arrival, jitter as a share of the cycle."""
@@ -52,7 +65,7 @@ class Scenario(BaseModel):
     model_config = _STRICT
 
     name: str
-    gpus: tuple[int, ...] = Field(min_length=1)
+    gpus: tuple[Annotated[int, Field(ge=1, le=64)], ...] = Field(min_length=1)
     phase: Literal["random", "aligned"] = "random"
     arrivals: Literal["periodic", "poisson"] = "periodic"
     horizon_s: float = Field(default=60.0, gt=0)
@@ -65,14 +78,19 @@ class Scenario(BaseModel):
         names = [model.name for model in self.model]
         if len(set(names)) < len(names):
             raise ValueError("two models have one name")
+        ids = [line.id for line in self.line]
+        twice = next((one for one in ids if ids.count(one) > 1), None)
+        if twice is not None:
+            raise ValueError(f"two lines are called {twice}")
         for line in self.line:
             if line.model not in names:
                 raise ValueError(f"line {line.id}: no model {line.model!r}")
             wcet_ms = self.model[names.index(line.model)].wcet_ms
             if wcet_ms[0] > line.deadline_ms:
                 raise ValueError(
-                    f"line {line.id}: deadline_ms {line.deadline_ms:g} is shorter than the "
-                    f"smallest batch of {line.model} ({wcet_ms[0]:g} ms)"
+                    f"line {line.id}: deadline_ms {line.deadline_ms:g} is "
+                    f"{wcet_ms[0] - line.deadline_ms:g} ms shorter than the smallest batch of "
+                    f"{line.model} ({wcet_ms[0]:g} ms)"
                 )
         return self
 
@@ -160,7 +178,9 @@ def load_scenario(path: Path) -> Scenario:
         raise ScenarioError(f"{path}: {error}") from None
     except ValidationError as error:
         wrong = "; ".join(
-            f"{'.'.join(map(str, item['loc'])) or 'file'}: {item['msg']}" for item in error.errors()
+            f"{'.'.join(map(str, item['loc'])) or 'file'}: "
+            f"{item['msg'].removeprefix('Value error, ')}"
+            for item in error.errors()
         )
         raise ScenarioError(f"{path}: {wrong}") from None
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 SUBCOMMANDS: dict[str, tuple[str, str]] = {
     "policies": ("hil_sim.policies_command:main", "batching rules over scenario files"),
+    "nemesis": ("hil_sim.nemesis.command:main", "faults done to a real plant, each many times"),
     "fuzz": ("hil_sim.fuzz.command:main", "a whole plant with random faults, once for each seed"),
 }
 

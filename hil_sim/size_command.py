@@ -17,6 +17,8 @@ from appliance.plant_errors import PlantError, load_plant
 from deadline_batcher.policies import POLICIES
 from deadline_batcher.sizing.load import Load
 from hil_sim.size_evidence import Effort, look
+from hil_sim.size_fallback import cores_faults
+from hil_sim.size_helps import Help, what_helps
 from hil_sim.size_judge import (
     Asked,
     Judgement,
@@ -24,12 +26,11 @@ from hil_sim.size_judge import (
     asked_of,
     judge,
     triton,
-    what_helps,
     worst_phases,
 )
+from hil_sim.size_memory import memory_faults
 from hil_sim.size_plant import (
     budgets_of,
-    cores_faults,
     load_of,
     load_profiles,
     refusals,
@@ -38,7 +39,7 @@ from hil_sim.size_plot import Curve, write_plot
 from hil_sim.size_report import Answer, as_json, show
 
 COUNTS = 3
-"""N, N-1 and N-2."""
+"""N, N-1 and N-2 at least; as far down as the plant file tolerates."""
 PARTS_SMALL, PARTS_LARGE = 500, 2000
 LINES_SMALL = 24
 PLOT_POINTS = 9
@@ -49,8 +50,8 @@ PARTS_OF_ALL = 1.5
 def effort_for(lines: int) -> Effort:
     """Runs and parts that keep 12 lines under 10 s and 200 under 60 s on one slow core."""
     if lines <= LINES_SMALL:
-        return Effort(starts=8, steps=24, parts=PARTS_SMALL)
-    return Effort(starts=6, steps=8, parts=PARTS_LARGE)
+        return Effort(starts=8, steps=28, parts=PARTS_SMALL)
+    return Effort(starts=6, steps=16, parts=PARTS_LARGE)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -81,19 +82,21 @@ def size_plant(plant: Plant, policy: str, seed: int, on_run: Callable[[], None])
     budgets = budgets_of(plant, profiles)
     load = load_of(plant, profiles, budgets)
     refused, notes = cores_faults(plant, profiles)
-    refused = refusals(plant, load, budgets) + refused
+    too_much, more = memory_faults(plant, {name: pair.pool for name, pair in profiles.items()})
+    refused, notes = [*refusals(plant, load, budgets), *refused, *too_much], [*notes, *more]
     asked = asked_of(plant, load, policy, effort_for(len(budgets)), on_run)
     origins = {name: pair.pool.origin for name, pair in profiles.items()}
     judged: list[Judgement] = []
     answers: list[TritonAnswer] = []
-    helps: list[tuple[str, float]] = []
+    helps: list[Help] = []
     if not refused:
         count = len(plant.pool.endpoints)
-        judged = [judge(asked, gpus, seed) for gpus in range(count, max(0, count - COUNTS), -1)]
         lost = plant.plant.gpus_lost_tolerated
-        told = [one for one in judged if one.sights and one.gpus in (count, count - lost)]
-        answers = [triton(asked, one) for one in told]
-        helps = what_helps(asked, told[-1], judged) if told else []
+        least = max(0, count - max(COUNTS, lost + 1))
+        judged = [judge(asked, gpus, seed) for gpus in range(count, least, -1)]
+        told = [one for one in judged if one.gpus in (count, count - lost)]
+        answers = [triton(asked, one) for one in told if one.sights]
+        helps = what_helps(asked, told[-1], judged, seed)
     seconds = time.monotonic() - started
     return Answer(plant, asked, budgets, judged, answers, helps, origins, refused, notes, seconds)
 

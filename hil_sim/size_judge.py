@@ -236,7 +236,7 @@ def largest_factor(
     while high - low > max(1, low // 50):
         middle = (low + high) // 2
         faster = asked.load.at(middle, FACTOR_STEPS)
-        if all(_holds(asked, faster, setting, gpus, one) for one in phases):
+        if all(holds(asked, faster, setting, gpus, one) for one in phases):
             low = middle
         else:
             high = middle
@@ -249,13 +249,14 @@ def _confirmed(asked: Asked, gpus: int, setting: Setting, steps: int) -> int:
     while steps > FACTOR_STEPS:
         faster = asked.load.at(steps, FACTOR_STEPS)
         fresh = first_phases(faster, asked.effort.starts, steps)[-FRESH:]
-        if all(_holds(asked, faster, setting, gpus, phases) for phases in fresh):
+        if all(holds(asked, faster, setting, gpus, phases) for phases in fresh):
             break
         steps -= max(1, steps // 50)
     return steps
 
 
-def _holds(asked: Asked, load: Load, setting: Setting, gpus: int, phases: Phases) -> bool:
+def holds(asked: Asked, load: Load, setting: Setting, gpus: int, phases: Phases) -> bool:
+    """Whether one run keeps every objective."""
     asked.on_run()
     parts = asked.effort.parts
     spared = sum(1 - share for share in asked.pool_shares) / len(asked.pool_shares)
@@ -296,39 +297,6 @@ def triton(asked: Asked, judged: Judgement) -> TritonAnswer:
                     break
             if holds:
                 return TritonAnswer(judged.gpus, True, cap, delay_ms, missed)
-            if missed < best.missed_share:
+            if missed < best.missed_share or not best.batch_cap:
                 best = TritonAnswer(judged.gpus, False, cap, delay_ms, missed)
     return best
-
-
-def what_helps(
-    asked: Asked, judged: Judgement, others: Sequence[Judgement]
-) -> list[tuple[str, float]]:
-    """The largest factor with one more GPU, with half the caps, with a tenth more deadline."""
-    if not judged.sights:
-        return []
-    phases = worst_phases(judged.sights)
-    found = [("one more GPU", one.factor) for one in others if one.gpus == judged.gpus + 1]
-    for name, gpus, load, caps in (
-        *([] if found else [("one more GPU", judged.gpus + 1, asked.load, judged.caps)]),
-        ("half the batch caps", judged.gpus, asked.load, halved(asked.load, judged.caps, 1)),
-        ("deadlines a tenth longer", judged.gpus, _longer(asked), judged.caps),
-    ):
-        other = replace(asked, load=load)
-        setting = other.setting(caps)
-        holds = all(_holds(other, load, setting, gpus, one) for one in phases)
-        found.append((name, largest_factor(other, gpus, caps, phases, holds)))
-    return found
-
-
-def _longer(asked: Asked) -> Load:
-    """The same with every deadline a tenth longer."""
-    streams = tuple(
-        replace(
-            one,
-            relative_ns=one.relative_ns + due_ns // 10,
-            needed_ns=one.needed_ns + due_ns // 10,
-        )
-        for one, due_ns in zip(asked.load.streams, asked.due_ns, strict=True)
-    )
-    return replace(asked.load, streams=streams)

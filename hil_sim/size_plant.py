@@ -22,8 +22,8 @@ from typing import Any
 from appliance.planning import ModelProfiles, due_budget_ns, pool_budget_ns
 from appliance.plant import LineSection, ModelSection, Plant, ms_to_ns
 from deadline_batcher.profile import Profile, ProfileError, load_profile
-from deadline_batcher.sizing.bounds import fluid_share
 from deadline_batcher.sizing.load import Load, SizedCategory, Stream, ceil_div
+from hil_sim.size_fallback import grouped, own_faults, runs_of
 
 GPUS_MAX = 64
 """What a plant file may name; a load that needs more fits no pool."""
@@ -87,8 +87,11 @@ def _raw_faults(path: Path) -> Iterator[str]:
         return
     gone = sorted(set(range(1, max(told, default=1) + 1)) - set(told))
     if gone:
-        sizes = ", ".join(map(str, gone))
-        yield f"{path}: {len(gone)} batch sizes are missing: {sizes}; measure again: takt profile"
+        missing = f"{len(gone)} {'is' if len(gone) == 1 else 'are'} missing"
+        yield (
+            f"{path}: of batch sizes 1 to {max(told, default=1)}, {missing}: "
+            f"{', '.join(map(str, gone))}; measure again: takt profile"
+        )
     times = {}
     for size in sorted(told):
         value = told[size]
@@ -196,10 +199,13 @@ def load_of(plant: Plant, profiles: dict[str, ModelProfiles], budgets: list[Line
 
 def refusals(plant: Plant, load: Load, budgets: list[LineBudget]) -> list[str]:
     """What no pool of any size mends: too short deadlines, too slow fallbacks, too many lines."""
-    found = [text for text in (_too_short(plant, load, budget) for budget in budgets) if text]
-    found += fallback_faults(plant, budgets)
-    share = fluid_share(load)
-    if not found and share > GPUS_MAX:
+    short = [(one.line.id, _too_short(plant, load, one)) for one in budgets]
+    found = grouped([(line_id, text) for line_id, text in short if text])
+    found += own_faults(
+        plant, runs_of(plant, {one.line.model: one.wcet_fallback_ns for one in budgets})
+    )
+    share = least_share(load)
+    if share > GPUS_MAX:
         found.append(
             f"{len(load.streams)} lines need {share:.1f} GPUs at least, "
             f"{share - GPUS_MAX:.1f} more than the {GPUS_MAX} that a pool may have"
@@ -207,72 +213,28 @@ def refusals(plant: Plant, load: Load, budgets: list[LineBudget]) -> list[str]:
     return found
 
 
+def least_share(load: Load) -> float:
+    """GPUs that no rule can do without, however long the deadlines."""
+    cheapest_ns = [
+        min(wcet_ns / size for size, wcet_ns in enumerate(category.wcet_ns, start=1))
+        for category in load.categories
+    ]
+    return sum(cheapest_ns[one.category] / one.cycle_ns for one in load.streams)
+
+
 def _too_short(plant: Plant, load: Load, budget: LineBudget) -> str:
     line = budget.line
     category = next(one for one in load.categories if one.name == line.model)
-    short_ns = category.wcet_ns[0] - budget.needed_ns
-    if short_ns <= 0:
-        return ""
     terms = budget.ends_at_ms(plant, category.wcet_ns[0])
-    limit = f"deadline_ms {line.deadline_ms:g}"
+    limit_ms, limit = line.deadline_ms, f"deadline_ms {line.deadline_ms:g}"
     if budget.needed_ns < budget.relative_ns and line.slo_p99_ms is not None:
         terms = [*terms[:3], ("output", plant.margins.output_ms)]
-        limit = f"slo_p99_ms {line.slo_p99_ms:g}"
+        limit_ms, limit = line.slo_p99_ms, f"slo_p99_ms {line.slo_p99_ms:g}"
+    total_ms = sum(ms for _, ms in terms)
+    if total_ms - limit_ms < 1e-6:
+        return ""  # a fallback slower than its line takes more off; that is refused by itself
     told = " + ".join(f"{name} {ms:.1f}" for name, ms in terms)
     return (
-        f"line {line.id}: {limit} is {short_ns / 1e6:.1f} ms shorter than one picture alone on an "
-        f"idle GPU needs: {told} = {sum(ms for _, ms in terms):.1f} ms"
+        f"{limit} is {total_ms - limit_ms:.1f} ms shorter than one picture alone on an "
+        f"idle GPU needs: {told} = {total_ms:.1f} ms"
     )
-
-
-def fallback_faults(plant: Plant, budgets: list[LineBudget]) -> list[str]:
-    """Whether every line's own fallback carries it with all GPUs gone; each that does not."""
-    found = []
-    for budget in budgets:
-        line = budget.line
-        each_ms = budget.wcet_fallback_ns / 1e6 + plant.margins.start_ms
-        if each_ms > line.cycle_time_ms:
-            found.append(
-                f"line {line.id}: with all GPUs gone its fallback takes {each_ms:.1f} ms a part "
-                f"(worst case and start_ms), {each_ms - line.cycle_time_ms:.1f} ms more than its "
-                f"cycle time of {line.cycle_time_ms:g} ms"
-            )
-        left_ns = due_budget_ns(plant, line) - ms_to_ns(line.transport_max_ms)
-        left_ns -= ms_to_ns(plant.margins.timer_ms + plant.margins.start_ms)
-        if budget.wcet_fallback_ns > left_ns and line.takeover == "guaranteed":
-            short_ms = (budget.wcet_fallback_ns - left_ns) / 1e6
-            found.append(
-                f"line {line.id}: with all GPUs gone its fallback ends {short_ms:.1f} ms late: "
-                f"{budget.wcet_fallback_ns / 1e6:.1f} ms at worst, {max(0, left_ns) / 1e6:.1f} ms "
-                f'left of deadline_ms {line.deadline_ms:g}; or say takeover = "best-effort"'
-            )
-    return found
-
-
-def cores_faults(plant: Plant, profiles: dict[str, ModelProfiles]) -> tuple[list[str], list[str]]:
-    """Refusals and notes on the cores that all fallbacks share.
-
-    A worst case measured with every line's session busy holds the wait for a core. Where fewer
-    were busy, more work than cores is refused, and what is not known is noted.
-    """
-    lines = len(plant.line)
-    fallbacks = [profiles[line.model].fallback for line in plant.line]
-    busy = min(profile.provenance.sessions_busy for profile in fallbacks)
-    if busy >= lines:
-        return [], []
-    cores = plant.fallback.concurrent_max
-    shares = [
-        profile.wcet_ns[1] / ms_to_ns(line.cycle_time_ms)
-        for profile, line in zip(fallbacks, plant.line, strict=True)
-    ]
-    if sum(shares) > cores:
-        heaviest = plant.line[shares.index(max(shares))]
-        return [
-            f"line {heaviest.id}: with all GPUs gone the {lines} lines' fallbacks need "
-            f"{sum(shares):.2f} cores at worst, {sum(shares) - cores:.2f} more than "
-            f"concurrent_max {cores}; this line needs the most, {max(shares):.2f}"
-        ], []
-    return [], [
-        f"fallback worst cases were measured with {busy} sessions busy, the plant has {lines} "
-        "lines: the wait for a core with all GPUs gone is not in them; takt profile measures it"
-    ]

@@ -11,10 +11,13 @@ from rich.table import Table
 
 from appliance.plant import Plant
 from hil_sim.size_certify import FACTOR_MAX, SOURCES, Certificate, binding_of, wait_terms
+from hil_sim.size_helps import Help
 from hil_sim.size_judge import Asked, Judgement, TritonAnswer
-from hil_sim.size_plant import LineBudget
+from hil_sim.size_plant import GPUS_MAX, LineBudget
 
 FAULTS_SHOWN = 5
+PROVED = ("eager", "window")
+"""Policies that a sufficient test covers (`hil_sim.size_certify`)."""
 CLAIMS = (
     "certified or proved: holds for the rule and settings named, for any phases, with parts no "
     "closer than the cycle time, transport within its limits, batches within their worst case",
@@ -32,7 +35,7 @@ class Answer:
     budgets: list[LineBudget]
     judged: list[Judgement]
     triton: list[TritonAnswer]
-    helps: list[tuple[str, float]]
+    helps: list[Help]
     origins: Mapping[str, str]
     refusals: list[str]
     notes: list[str]
@@ -50,6 +53,18 @@ class Answer:
         wanted = set(self.needed_gpus)
         kept = {one.gpus for one in self.judged if one.fits}
         return not self.refusals and wanted <= kept
+
+
+def claims(answer: Answer) -> list[str]:
+    """What the words of the answer mean, and what is not proved."""
+    rule = answer.asked.policy
+    if rule in PROVED:
+        return list(CLAIMS)
+    return [
+        f"no proof covers the policy {rule}: all that is said of it is evidence; a plant that must "
+        f"be proved runs {' or '.join(PROVED)} with the batch caps and windows printed for it",
+        *CLAIMS,
+    ]
 
 
 def headroom(factor: float) -> float:
@@ -130,6 +145,15 @@ def _judgement(answer: Answer, one: Judgement) -> dict[str, Any]:
     return found
 
 
+def _help(one: Help) -> dict[str, Any]:
+    return {
+        "what": one.what,
+        "headroom_percent": None if one.factor is None else headroom(one.factor),
+        "value": None if one.value is None else round(one.value, 3),
+        "fits": one.fits,
+    }
+
+
 def as_json(answer: Answer) -> dict[str, Any]:
     """For a machine."""
     return {
@@ -143,12 +167,11 @@ def as_json(answer: Answer) -> dict[str, Any]:
              "delay_ms": one.delay_ms, "missed_share": round(one.missed_share, 4)}
             for one in answer.triton
         ],
-        "helps": [{"what": name, "headroom_percent": headroom(factor)}
-                  for name, factor in answer.helps],
+        "helps": [_help(one) for one in answer.helps],
         "profiles": dict(answer.origins),
         "refusals": answer.refusals,
         "notes": answer.notes,
-        "claims": CLAIMS,
+        "claims": claims(answer),
         "seconds": round(answer.seconds, 2),
     }  # fmt: skip
 
@@ -171,7 +194,7 @@ def show(answer: Answer, console: Console) -> None:
     origins = ", ".join(f"{name}: {origin}" for name, origin in answer.origins.items())
     if origins:
         console.print(f"worst cases of the pool: {origins}", soft_wrap=True, highlight=False)
-    for text in CLAIMS if answer.judged else ():
+    for text in claims(answer) if answer.judged else ():
         console.print(text, style="dim", soft_wrap=True, highlight=False)
     lost = answer.plant.plant.gpus_lost_tolerated
     verdict = "[green]fits[/]" if answer.fits else "[red]does not fit[/]"
@@ -275,6 +298,24 @@ def _behind(row: dict[str, Any], console: Console) -> None:
         console.print(f"{gpus}: and {len(faults) - 4} more", style="red", highlight=False)
 
 
+def _needed(answer: Answer, one: Help) -> str:
+    """What the plant needs to fit, or what it could do without."""
+    least = min(answer.needed_gpus)
+    on = f"with the {least} GPUs that must suffice"
+    if one.what == "GPUs needed":
+        if one.value is None:
+            return f"no number of GPUs up to {GPUS_MAX} carries it"
+        lost = answer.plant.plant.gpus_lost_tolerated
+        total = int(one.value) + lost
+        return f"GPUs needed: {total} ({total - lost} of them with {lost} lost)"
+    which = "deadline_ms (and slo_p99_ms where set) of all lines"
+    if one.value is None:
+        return f"{on}, no longer deadline was found that helps: the load itself is too much"
+    if one.value > 0:
+        return f"{on}, it fits with {which} {one.value:.1f} ms longer"
+    return f"{on}, it still fits with {which} {-one.value:.1f} ms shorter"
+
+
 def _around(answer: Answer, console: Console) -> None:
     for one in answer.triton:
         told = f"batch {one.batch_cap}, queue delay {one.delay_ms} ms"
@@ -288,5 +329,12 @@ def _around(answer: Answer, console: Console) -> None:
         console.print(f"{one.gpus} GPUs: {text}", soft_wrap=True, highlight=False)
     if answer.helps:
         least = min(answer.needed_gpus)
-        told = "; ".join(f"{name} {_told(headroom(factor))}" for name, factor in answer.helps)
+        told = "; ".join(
+            f"{found.what} {_told(headroom(found.factor))}"
+            for found in answer.helps
+            if found.factor is not None
+        )
         console.print(f"headroom on {least} GPUs would be: {told}", soft_wrap=True, highlight=False)
+        for found in answer.helps:
+            if found.factor is None:
+                console.print(_needed(answer, found), soft_wrap=True, highlight=False)

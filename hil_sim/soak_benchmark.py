@@ -111,11 +111,14 @@ def growth(looks: Sequence[dict[str, Look]]) -> dict[str, dict[str, Any]]:
     return found
 
 
-def report(seconds: float) -> dict[str, Any]:
-    """Run the demo for `seconds` and print what grew. Raises OSError or ValueError."""
+def report(seconds: float, rate: float) -> dict[str, Any]:
+    """Run the demo for `seconds`, each line with `rate` parts a second; print what grew.
+
+    Raises OSError or ValueError.
+    """
     with tempfile.TemporaryDirectory(prefix="takt-soak-") as scratch:
         folder, file = Path(scratch) / "plant", Path(scratch) / "demo.json"
-        words = ("demo", "--no-ui", "--rate", "5", "--keep", str(folder), "--json", str(file))
+        words = ("demo", "--no-ui", "--rate", str(rate), "--keep", str(folder), "--json", str(file))
         command = [sys.executable, "-m", "appliance.cli", *words, "--seconds", str(seconds)]
         tag, began_s = plant_tag(folder, "demo"), time.monotonic()
         looks: list[dict[str, Look]] = []
@@ -136,6 +139,7 @@ def report(seconds: float) -> dict[str, Any]:
     _print(found, figures, journal_bytes)
     return {
         "seconds": seconds,
+        "rate": rate,
         "growth": found,
         "parts": figures["parts"]["owed"],
         "missed": figures["missed"],

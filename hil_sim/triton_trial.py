@@ -62,7 +62,7 @@ class Scope:
     seed: int = 1
 
 
-FULL = Scope(plant_s=300, horizon_ms=3_000)
+FULL = Scope(plant_s=2_400, horizon_ms=3_000)
 QUICK = Scope(plant_s=55, horizon_ms=1_500)
 
 

@@ -78,7 +78,10 @@ class Intake:
         routing_id = bytes(frames[0].buffer)
         key_name = self._name_of(str(frames[-1].get("User-Id")))
         if key_name is None:
-            self._tell("camera.denied", self._line_id, "its key is no longer allowed")
+            detail = "its key is no longer allowed"
+            self._tell("camera.denied", self._line_id, detail)
+            # Unsaid, its frames would hold its credit for ever, also once the key is back.
+            self.answer(routing_id, wire.reject(None, "session", detail))
             return
         try:
             message = wire.parse_camera([frame.buffer for frame in frames[1:]])

@@ -27,6 +27,8 @@ _LENGTH = struct.Struct("<I")
 _SESSION_BYTES = 256
 _MARK = struct.Struct(f"<QqI{_SESSION_BYTES}s")  # turn, seq, length of the session, session
 _SIZE = ENTRIES * _ENTRY_BYTES + 2 * _MARK.size
+PERHAPS_SENT = "restart.perhaps_sent"
+"""The event that names a part in doubt whose verdict was leaving; its subject: line/session/seq."""
 
 
 class EntryState(IntEnum):
@@ -122,6 +124,20 @@ class Ledger:
     def left_over(self) -> list[dict[str, Any]]:
         """The rows a former process left, for the journal, which ignores those it has."""
         return [row for state, row in self._entries() if not state & EntryState.SETTLED]
+
+    def leaving(self) -> list[dict[str, Any]]:
+        """The rows in doubt of `left_over` whose verdict may have left: killed as it did."""
+        return [row for state, row in self._entries() if state == EntryState.SENDING]
+
+    def next_number(self) -> int:
+        """The number for a first part that takes the place of the oldest entry."""
+        latest_ns, latest = 0, 0
+        for entry in range(ENTRIES):
+            if self._state(entry) != EntryState.FREE:
+                row = self._read_row(entry * _ENTRY_BYTES, 0) or {}
+                at_ns = int(row.get("received_at_ns", 0))
+                latest_ns, latest = max((latest_ns, latest), (at_ns, entry))
+        return latest + 1
 
     def remembered(self) -> list[dict[str, Any]]:
         """A row of every part that is still known, settled ones as well, in order of arrival."""

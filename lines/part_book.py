@@ -8,7 +8,7 @@ from lines import wire
 from lines.admission import Admission
 from lines.clock import Capture, ClockMap
 from lines.journal_link import JournalSender
-from lines.ledger import Ledger
+from lines.ledger import PERHAPS_SENT, Ledger
 from lines.parts import Decision, OpenPart, due_times, row_of
 from lines.settings import LineSettings
 from lines.slots import SlotWriter
@@ -57,13 +57,17 @@ class PartBook:
         left_over = self._ledger.left_over()
         for row in left_over:
             journal.add("parts", row)
+        for row in self._ledger.leaving():
+            subject = f"{row['line']}/{row['session']}/{row['seq']}"
+            journal.event(now_ns, PERHAPS_SENT, subject, "killed while its verdict was leaving")
         for row in self._ledger.remembered():
             if row["part_id"]:
                 admission.remember_part(row["part_id"], row["session"], row["seq"], now_ns)
         lost = self._ledger.lost_up_to()
         if lost is not None:
             admission.remember_seq(*lost)
-        # What the journal has not taken yet is found again after another death.
+        # What the journal has not taken yet is found again after another death, in its place.
+        self._next_number = self._ledger.next_number()
         if journal.settle(RESTART_SETTLE_NS) == 0:
             self._ledger.settle()
         return sum(row["reason"] == "restart" for row in left_over) if left_over else None

@@ -61,7 +61,12 @@ def due_times(settings: LineSettings, captured_at_ns: int) -> tuple[int, int]:
 def judge(
     part: OpenPart, answered_by: str, reason: str, models: dict[str, ModelIdentity], now_ns: int
 ) -> Decision:
-    """Score → verdict. Anything that is not a matching answer of an engine is UNINSPECTED."""
+    """Score → verdict. Anything that is not a matching answer of an engine is UNINSPECTED.
+
+    So is an answer at or after `due`: the process was stopped after its guard had decided.
+    """
+    if now_ns >= part.due_at_ns and answered_by in models:
+        answered_by, reason = "failsafe", "deadline"
     model = models.get(answered_by)
     answer = part.result if answered_by == "pool" else part.fallback
     matches = answer is not None and answer.nonce_echo == part.nonce

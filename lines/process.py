@@ -86,7 +86,10 @@ class LineProcess:
         self._session.warm_up(self._warm_picture)
         self._decoder = JobThread("decode", decoding(self._slots, facts.shape), self._signal)
         locks = CoreLocks(
-            settings.runtime_folder, settings.fallback_concurrent_max, hash(segment.name) & 0xFF
+            settings.runtime_folder,
+            settings.fallback_concurrent_max,
+            settings.fallback_core,
+            settings.wcet_fallback_ns / 1e9,
         )
         self._fallback = JobThread("fallback", answering(self._session, locks), self._signal)
         self._core = LineCore(settings.core_plan, time.monotonic_ns())
@@ -187,9 +190,14 @@ class LineProcess:
                 lateness_at_ns += LATENESS_EVERY_NS
                 self._tell_lateness()
             self._key_watch.look(time.monotonic_ns())
-            if not (self._decoder.is_alive and self._fallback.is_alive):
-                raise RuntimeError("a thread of this line has died; starting anew is the way out")
+            self._check_threads()
         self._finish()
+
+    def _check_threads(self) -> None:
+        """Without its authenticator a line lets no camera back in."""
+        threads = (self._decoder.is_alive, self._fallback.is_alive, self._authenticator.is_alive())
+        if not all(threads):
+            raise RuntimeError("a thread of this line has died; starting anew is the way out")
 
     def stop(self) -> None:
         """Leave the loop after the turn in progress. Safe in a signal handler."""

@@ -43,6 +43,7 @@ class LineSettings:
     fallback_path: Path
     fallback_threads: int
     fallback_concurrent_max: int
+    fallback_core: int
     wcet_fallback_ns: int
     warm_every_ns: int
     deadline_ns: int

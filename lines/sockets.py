@@ -77,6 +77,8 @@ def bind_router(
     socket.set(zmq.CURVE_PUBLICKEY, public)
     socket.set(zmq.CURVE_SECRETKEY, secret)
     socket.set_string(zmq.ZAP_DOMAIN, domain)
+    # Without this an authenticator that has died lets every key in.
+    socket.set(zmq.ZAP_ENFORCE_DOMAIN, 1)
     socket.set(zmq.ROUTER_MANDATORY, 1)
     socket.set(zmq.ROUTER_HANDOVER, 0)
     socket.set(zmq.SNDHWM, high_water)

@@ -6,6 +6,7 @@ picture or a model. Each takes one job at a time from a queue and rings when a r
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import threading
@@ -97,31 +98,44 @@ def decoding(
     return work
 
 
-class CoreLocks:
-    """At most `count` fallback runs at once on this host: lock files, freed by a dying holder."""
+LOCK_LOOK_S = 0.0005
+"""How often a run that waits for a core looks again; no lock of the kernel's has a bound."""
 
-    def __init__(self, folder: Path, count: int, first: int) -> None:
+
+class CoreLocks:
+    """At most `count` fallback runs at once on this host: lock files, freed by a dying holder.
+
+    A holder that was stopped, or hangs, frees nothing: after `limit_s`, a run's worst case, whoever
+    waits runs all the same. One line's trouble never keeps another from its fallback.
+    """
+
+    def __init__(self, folder: Path, count: int, first: int, limit_s: float) -> None:
         self._handles = [
             os.open(folder / f"fallback-core{k}.lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
             for k in range(count)
         ]
         self._first = first
+        self._limit_s = limit_s
+        self._held: int | None = None
 
     def __enter__(self) -> None:
         count = len(self._handles)
         order = [self._handles[(self._first + k) % count] for k in range(count)]
-        for handle in order:
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                continue
-            self._held = handle
-            return
-        fcntl.flock(order[0], fcntl.LOCK_EX)
-        self._held = order[0]
+        end_s = time.monotonic() + self._limit_s
+        while True:
+            for handle in order:
+                with contextlib.suppress(BlockingIOError):
+                    fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    self._held = handle
+                    return
+            if time.monotonic() >= end_s:
+                return
+            time.sleep(LOCK_LOOK_S)
 
     def __exit__(self, *_: object) -> None:
-        fcntl.flock(self._held, fcntl.LOCK_UN)
+        if self._held is not None:
+            fcntl.flock(self._held, fcntl.LOCK_UN)
+            self._held = None
 
 
 class FallbackJob(NamedTuple):

@@ -1,8 +1,10 @@
 """The shared-memory region of one endpoint: batch slots that Triton reads from and writes to.
 
 A region's name is never used twice; it is registered once, and dropped whole when its server is
-gone. A slot is handed out again only after the call that used it has ended: a call that is
-overdue keeps its slot (reliability case 2: two parts mixed).
+gone. A slot is handed out again only once the server surely no longer touches it: a call that is
+overdue keeps its slot, and one that ended without the server's own word (its time was over, the
+connection broke, it answered before it wrote) keeps it for ever (reliability case 2: two parts
+mixed). The real server was seen to write 400 ms after the client had given up.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from appliance.triton.faults import Failure
 from deadline_batcher.shm import Segment, new_name
 
 _ALIGN = 64
@@ -94,8 +97,13 @@ class Region:
             return None
 
     def release(self, number: int) -> None:
-        """The call that used the slot has ended."""
+        """The server has answered the call that used the slot: nobody touches it any more."""
         self._free.append(number)
+
+    def settle(self, number: int, failure: Failure | None) -> None:
+        """The call that used the slot has ended like this: free again, or never again."""
+        if failure is None or failure.consequence.is_over:
+            self.release(number)
 
     def unlink(self) -> None:
         """Remove the name; mappings (ours and the server's) live on until they end."""

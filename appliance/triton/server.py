@@ -33,6 +33,7 @@ from appliance.triton.repository import (
     ServedModel,
     write_repository,
 )
+from appliance.triton.restart import RestartSocket, socket_path
 from deadline_batcher.shm import SHM_FOLDER, start_ticks
 
 READY_LIMIT_S = 60.0
@@ -92,6 +93,11 @@ class TritonServer:
         if self._process is None:
             raise ServerError(f"{self.port.wanted_by} has not been started")
         return self._process.pid
+
+    @property
+    def restart_socket(self) -> Path:
+        """Where a new start is asked for."""
+        return socket_path(self._plant.path(self._plant.paths.runtime), self._slot)
 
     def start(self) -> None:
         """Start the server process. Raises ServerError, FetchError or RepositoryError."""
@@ -185,21 +191,32 @@ class TritonServer:
         with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as trial:
             return trial.connect_ex((self.port.host, self.port.number)) == 0
 
-    def wait_death(self, stop: int) -> str | None:
-        """Wait for the death of any process of the server and name it; None for `stop`."""
+    def wait_death(self, stop: int, asked: RestartSocket) -> str | None:
+        """Wait for the death of any process of the server, or for being asked to start it anew,
+        and say which; None for `stop`.
+        """
         waiting = select.poll()
         waiting.register(stop, select.POLLIN)
+        waiting.register(asked, select.POLLIN)
         names: dict[int, str] = {}
         try:
             for pid, name in [(self.pid, "tritonserver"), *((s, "its stub") for s in self.stubs)]:
                 try:
                     handle = os.pidfd_open(pid)
                 except ProcessLookupError:
-                    return f"{name} (process {pid})"
-                names[handle] = f"{name} (process {pid})"
+                    return f"{name} (process {pid}) died"
+                names[handle] = f"{name} (process {pid}) died"
                 waiting.register(handle, select.POLLIN)
-            ready = [handle for handle, _ in waiting.poll()]
-            return None if stop in ready else names[ready[0]]
+            while True:
+                ready = [handle for handle, _ in waiting.poll()]
+                if stop in ready:
+                    return None
+                died = [names[handle] for handle in ready if handle in names]
+                if died:
+                    return died[0]
+                why = asked.asked()
+                if why is not None:
+                    return f"a new start is wanted ({why})"
         finally:
             for handle in names:
                 os.close(handle)
@@ -232,7 +249,9 @@ def _bytes_of(shape: tuple[int, int, int]) -> int:
 
 
 def run_unit(server: TritonServer) -> int:
-    """Run a server until SIGTERM or SIGINT (0) or until a process of it dies (1)."""
+    """Run a server until SIGTERM or SIGINT (0), or until a process of it dies or somebody asks for
+    a new start (1).
+    """
     wake, waker = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
 
     def on_signal(_number: int, _frame: FrameType | None) -> None:
@@ -247,11 +266,12 @@ def run_unit(server: TritonServer) -> int:
         if not server.wait_ready(stop=wake):
             return 0
         where = f"{server.port.host}:{server.port.number}"
-        print(f"{name} ready on {where} after {time.monotonic() - began:.2f} s", flush=True)
-        dead = server.wait_death(wake)
-        if dead is not None:
-            print(f"{name}: {dead} died; ending", file=sys.stderr, flush=True)
-        return 0 if dead is None else 1
+        with RestartSocket(server.restart_socket) as asked:
+            print(f"{name} ready on {where} after {time.monotonic() - began:.2f} s", flush=True)
+            ended = server.wait_death(wake, asked)
+        if ended is not None:
+            print(f"{name}: {ended}; ending", file=sys.stderr, flush=True)
+        return 0 if ended is None else 1
     except (ServerError, FetchError, RepositoryError) as error:
         print(f"takt: {error}", file=sys.stderr, flush=True)
         return 1

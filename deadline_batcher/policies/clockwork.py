@@ -12,33 +12,20 @@ from __future__ import annotations
 
 from bisect import bisect_left
 
-from deadline_batcher.board import Board, Part
-from deadline_batcher.plan import Plan
-from deadline_batcher.policies.policy import Choice, Hold
+from deadline_batcher.board import Board
+from deadline_batcher.policies.policy import Choice, Hold, Rule
 
 SIZES = (1, 2, 4, 8, 16)
 
 
-class Clockwork:
+class Clockwork(Rule):
     """See the module."""
-
-    is_by_due = True
-    may_end_late = False
-
-    def __init__(self, plan: Plan) -> None:
-        self._plan = plan
-
-    def waits(self, part: Part) -> None:
-        """Nothing to remember."""
-
-    def missed(self, part: Part, now_ns: int) -> None:
-        """Nothing to learn from it."""
 
     def choose(self, board: Board, now_ns: int) -> Choice | Hold:
         """The strategy whose largest filled size must start first."""
         best: tuple[int, int, int, int] | None = None
         for number in board.occupied:
-            entries, wcet_ns = board.queues[number].entries, self._plan.categories[number].wcet_ns
+            entries, wcet_ns = board.queues[number].entries, board.wcet[number]
             filled: tuple[int, int] | None = None
             priority_ns: int | None = None
             for size in SIZES:

@@ -8,41 +8,30 @@ the one that must start first. Source: Chen et al., arXiv 2308.07470v2. Needs: e
 
 from __future__ import annotations
 
-from deadline_batcher.board import Board, Part
-from deadline_batcher.plan import Plan
-from deadline_batcher.policies.policy import Choice, Hold
+from deadline_batcher.board import Board
+from deadline_batcher.policies.policy import Choice, Hold, Rule
 
 
-class Deferred:
+class Deferred(Rule):
     """See the module."""
-
-    is_by_due = True
-    may_end_late = False
-
-    def __init__(self, plan: Plan) -> None:
-        self._plan = plan
-
-    def waits(self, part: Part) -> None:
-        """Nothing to remember."""
-
-    def missed(self, part: Part, now_ns: int) -> None:
-        """Nothing to learn from it."""
 
     def choose(self, board: Board, now_ns: int) -> Choice | Hold:
         """Among the batches that may start, the one that must start first."""
         best: tuple[int, int, int] | None = None
         until_ns: int | None = None
         for number in board.occupied:
-            queue, category = board.queues[number], self._plan.categories[number]
+            queue, wcet_ns = board.queues[number], board.wcet[number]
             due_ns = queue.head.pool_due_at_ns - self._plan.result_ns
-            size = min(category.cap_for(due_ns - now_ns), len(queue))
-            if size == len(queue) < category.batch_max:
-                frontrun_ns = due_ns - self._plan.timer_ns - category.wcet_ns[size]
+            size = min(board.cap_for(number, due_ns - now_ns), len(queue))
+            if size == len(queue) < len(wcet_ns):
+                frontrun_ns = due_ns - self._plan.timer_ns - wcet_ns[size]
                 if frontrun_ns > now_ns:
                     until_ns = min(until_ns or frontrun_ns, frontrun_ns)
                     continue
-            found = (due_ns - category.wcet_ns[size - 1], number, size)
+            found = (due_ns - wcet_ns[size - 1], number, size)
             best = found if best is None else min(best, found)
         if best is None:
             return Hold(until_ns)
-        return Choice(min(board.free), best[1], best[2])
+        first = board.wcet
+        alike = [gpu for gpu in board.free if board.wcet_on[gpu] is first]
+        return Choice(min(alike), best[1], best[2])

@@ -15,9 +15,9 @@ from __future__ import annotations
 from bisect import bisect_left
 from dataclasses import dataclass, field
 
-from deadline_batcher.board import Board, Part
+from deadline_batcher.board import Board
 from deadline_batcher.plan import Plan
-from deadline_batcher.policies.policy import Choice, Hold
+from deadline_batcher.policies.policy import Choice, Hold, Rule
 
 
 @dataclass(slots=True)
@@ -74,23 +74,14 @@ def _place(plan: Plan, bins: list[_Bin], gpus: int, number: int, size: int, duty
     chosen.targets.setdefault(number, size)
 
 
-class Nexus:
+class Nexus(Rule):
     """See the module."""
 
-    is_by_due = True
-    may_end_late = False
-
     def __init__(self, plan: Plan) -> None:
-        self._plan = plan
+        super().__init__(plan)
         self._packed_for = 0
         self._bins: list[dict[int, int]] = []
         self._last: list[int] = [-1] * plan.gpus
-
-    def waits(self, part: Part) -> None:
-        """Nothing to remember."""
-
-    def missed(self, part: Part, now_ns: int) -> None:
-        """Nothing to learn from it."""
 
     def choose(self, board: Board, now_ns: int) -> Choice | Hold:
         """The next category in turn of a free GPU that has one waiting."""
@@ -101,13 +92,18 @@ class Nexus:
             targets = self._bins[board.ready.index(gpu)]
             turn = sorted(targets, key=lambda n: (n <= self._last[gpu], n))
             for number in turn:
-                if number in board.occupied:
+                if number in board.occupied and self._is_answerable(board, gpu, number, now_ns):
                     self._last[gpu] = number
                     return self._window(board, gpu, number, targets[number], now_ns)
         return Hold()
 
+    def _is_answerable(self, board: Board, gpu: int, number: int, now_ns: int) -> bool:
+        """Whether this GPU can answer any of what waits: another may be faster."""
+        ends_ns = now_ns + board.wcet_on[gpu][number][0] + self._plan.result_ns
+        return board.queues[number].entries[-1][0] >= ends_ns
+
     def _window(self, board: Board, gpu: int, number: int, target: int, now_ns: int) -> Choice:
-        entries, wcet_ns = board.queues[number].entries, self._plan.categories[number].wcet_ns
+        entries, wcet_ns = board.queues[number].entries, board.wcet_on[gpu][number]
         size = min(target, len(entries))
         while True:
             ends_ns = now_ns + wcet_ns[size - 1] + self._plan.result_ns

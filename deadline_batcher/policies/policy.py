@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import NamedTuple, Protocol
 
 from deadline_batcher.board import Board, Part
+from deadline_batcher.plan import Plan
 
 
 class Choice(NamedTuple):
@@ -34,6 +35,9 @@ class Hold(NamedTuple):
 class Policy(Protocol):
     """A batching rule.
 
+    Worst cases are the board's (`board.wcet`, `board.cap_for`): they are of the GPU offered first
+    and change while the pool runs. The plan's are of a GPU that never overran.
+
     is_by_due: queues are kept by `pool_due` (else by arrival). may_end_late: the published rule
     starts batches without looking at deadlines, so that the scheduler's promise does not hold.
     """
@@ -49,3 +53,19 @@ class Policy(Protocol):
 
     def choose(self, board: Board, now_ns: int) -> Choice | Hold:
         """What to start; asked only while a GPU is free and a part waits, until it holds."""
+
+
+class Rule:
+    """What most rules share: they keep the plan, remember nothing and learn nothing."""
+
+    is_by_due = True
+    may_end_late = False
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+
+    def waits(self, part: Part) -> None:
+        """Nothing to remember."""
+
+    def missed(self, part: Part, now_ns: int) -> None:
+        """Nothing to learn from it."""

@@ -63,6 +63,7 @@ class Saturation:
 
     def choose(self, board: Board, now_ns: int) -> Choice | Hold:
         """The category with the least share answered, among those with a cheap batch."""
+        self._wcet = board.wcet
         if now_ns >= self._forget_at_ns:
             self._forget_at_ns = now_ns + FORGET_NS
             self._arrived = [1.0 + count / 2 for count in self._arrived]

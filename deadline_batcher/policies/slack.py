@@ -9,25 +9,12 @@ no Triton gives; the slack rule is what transfers. Needs: execution times.
 
 from __future__ import annotations
 
-from deadline_batcher.board import Board, Part
-from deadline_batcher.plan import Plan
-from deadline_batcher.policies.policy import Choice, Hold
+from deadline_batcher.board import Board
+from deadline_batcher.policies.policy import Choice, Hold, Rule
 
 
-class Slack:
+class Slack(Rule):
     """See the module."""
-
-    is_by_due = True
-    may_end_late = False
-
-    def __init__(self, plan: Plan) -> None:
-        self._plan = plan
-
-    def waits(self, part: Part) -> None:
-        """Nothing to remember."""
-
-    def missed(self, part: Part, now_ns: int) -> None:
-        """Nothing to learn from it."""
 
     def choose(self, board: Board, now_ns: int) -> Choice | Hold:
         """The batch whose slack ended first, if one's has."""
@@ -36,15 +23,15 @@ class Slack:
             return Hold(close_at)
         queue = board.queues[number]
         left_ns = queue.head.pool_due_at_ns - self._plan.result_ns - now_ns
-        size = min(self._plan.categories[number].cap_for(left_ns), len(queue))
+        size = min(board.cap_for(number, left_ns), len(queue))
         return Choice(board.free[0], number, size)
 
     def _close_at_ns(self, board: Board, number: int) -> int:
-        queue, category = board.queues[number], self._plan.categories[number]
-        if len(queue) >= category.batch_max:
+        queue, wcet_ns = board.queues[number], board.wcet[number]
+        if len(queue) >= len(wcet_ns):
             return 0
         reserve_ns = self._plan.result_ns + self._plan.timer_ns
-        predicted_ns = (len(queue) + 1) * category.wcet_ns[0]
+        predicted_ns = (len(queue) + 1) * wcet_ns[0]
         # On profiles that are worse than one by one, the worst case of the next size counts.
-        predicted_ns = max(predicted_ns, category.wcet_ns[len(queue)])
+        predicted_ns = max(predicted_ns, wcet_ns[len(queue)])
         return queue.head.pool_due_at_ns - reserve_ns - predicted_ns

@@ -33,7 +33,7 @@ class Takt:
         self._plan = plan
         self._result_ns = plan.result_ns
         self._wcet = [category.wcet_ns for category in plan.categories]
-        self._usable = [frontier(category.wcet_ns) for category in plan.categories]
+        self._usable = [frontier(category.wcet_ns, category.used) for category in plan.categories]
         self._rates = [plan.rate_hz(number) / 1e9 for number in range(len(plan.categories))]
         # Latest start of a lone part that arrives now, from now.
         self._lone_ns = [
@@ -59,6 +59,7 @@ class Takt:
 
     def choose(self, board: Board, now_ns: int) -> Choice | Hold:
         """Ranks the categories by latest start; runs the first that blocks nobody."""
+        self._wcet = board.wcet
         if self._saturation.is_on(now_ns):
             return self._saturation.choose(board, now_ns)
         is_last = len(board.free) == 1

@@ -10,29 +10,24 @@ settings, which `takt sim policies` searches over a grid.
 
 from __future__ import annotations
 
-from deadline_batcher.board import Board, Part
+from deadline_batcher.board import Board
 from deadline_batcher.plan import Plan
-from deadline_batcher.policies.policy import Choice, Hold
+from deadline_batcher.policies.policy import Choice, Hold, Rule
 
 
-class Triton:
+class Triton(Rule):
     """See the module."""
 
     is_by_due = False
     may_end_late = True
 
     def __init__(self, plan: Plan) -> None:
+        super().__init__(plan)
         self._delay_ns = plan.policy.delay_ns
         self._caps = [
             min(plan.policy.batch_cap or category.batch_max, category.batch_max)
             for category in plan.categories
         ]
-
-    def waits(self, part: Part) -> None:
-        """Nothing to remember."""
-
-    def missed(self, part: Part, now_ns: int) -> None:
-        """Nothing to learn from it."""
 
     def choose(self, board: Board, now_ns: int) -> Choice | Hold:
         """The ready batch with the oldest part."""

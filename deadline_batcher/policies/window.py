@@ -13,26 +13,20 @@ import heapq
 
 from deadline_batcher.board import Board, Part
 from deadline_batcher.plan import Plan
-from deadline_batcher.policies.policy import Choice, Hold
+from deadline_batcher.policies.policy import Choice, Hold, Rule
 from deadline_batcher.window import close_at_ns
 
 
-class Window:
+class Window(Rule):
     """See the module."""
 
-    is_by_due = True
-    may_end_late = False
-
     def __init__(self, plan: Plan) -> None:
-        self._plan = plan
+        super().__init__(plan)
         self._ages: list[list[tuple[int, int, Part]]] = [[] for _ in plan.categories]
 
     def waits(self, part: Part) -> None:
         """Remember who has waited longest."""
         heapq.heappush(self._ages[part.category], (part.ready_at_ns, part.order, part))
-
-    def missed(self, part: Part, now_ns: int) -> None:
-        """Nothing to learn from it."""
 
     def choose(self, board: Board, now_ns: int) -> Choice | Hold:
         """The batch that closed first, if one has."""
@@ -41,16 +35,17 @@ class Window:
             return Hold(close_at)
         queue = board.queues[number]
         left_ns = queue.head.pool_due_at_ns - self._plan.result_ns - now_ns
-        size = min(self._plan.categories[number].cap_for(left_ns), len(queue))
+        size = min(board.cap_for(number, left_ns), len(queue))
         return Choice(board.free[0], number, size)
 
     def _close_at_ns(self, board: Board, number: int) -> int:
-        queue, category = board.queues[number], self._plan.categories[number]
-        if len(queue) >= category.batch_max:
+        queue, wcet_ns = board.queues[number], board.wcet[number]
+        if len(queue) >= len(wcet_ns):
             return 0
         ages = self._ages[number]
         while not ages[0][2].is_waiting:
             heapq.heappop(ages)
         reserve_ns = self._plan.result_ns + self._plan.timer_ns
         due_ns = queue.head.pool_due_at_ns
-        return close_at_ns(category, ages[0][0], due_ns, len(queue), reserve_ns)
+        window_ns = self._plan.categories[number].window_ns
+        return close_at_ns(wcet_ns, window_ns, ages[0][0], due_ns, len(queue), reserve_ns)

@@ -95,6 +95,10 @@ class AllowList:
         return key
 
 
+AUTHENTICATOR = {"stop": lambda: None, "is_alive": lambda: True}
+"""lines.sockets: ZAP's thread; keys are beside the point of a simulation."""
+
+
 def _no_locks(*_: object) -> Any:
     """lines.threads.CoreLocks: waiting for a core is part of the session's worst case."""
 
@@ -196,7 +200,7 @@ class Machine:
             (client.TritonClient, lambda url: engines.Client(self.servers[url])),
             (threads.CoreLocks, _no_locks),
             (keys.AllowList, AllowList),
-            (sockets.start_authenticator, lambda *_: SimpleNamespace(stop=lambda: None)),
+            (sockets.start_authenticator, lambda *_: SimpleNamespace(**AUTHENTICATOR)),
             (sockets.bind_router, self._bind_router),
             (event_journal._Writer, self._event_writer),
             (journal._say, lambda text: None),

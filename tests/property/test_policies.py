@@ -23,10 +23,11 @@ from deadline_batcher.plan import Category, LineTiming, Plan, PolicySpec
 from deadline_batcher.policies import POLICIES
 from deadline_batcher.policies.policy import Choice, Hold
 from deadline_batcher.policies.takt import Takt
-from deadline_batcher.pool import Gpu, GpuState
+from deadline_batcher.pool import Gpu, GpuState, Pool
 from deadline_batcher.scheduler import Scheduler
 
 MS = 1_000_000
+MINUTE_NS = 60_000 * MS
 GPUS = 3
 CATEGORIES = (
     Category("long", (9 * MS, 12 * MS, 15 * MS, 18 * MS), window_ns=30 * MS),
@@ -59,6 +60,10 @@ class Judge:
         self.journal = [encode_header(self.plan, 1, 0)]
         self.batches = self.reruns = 0
         self.ran: dict[m.PartKey, int] = {}
+        self.late_ns = 0  # how late batches end that start from now on
+        self.ends_ns: dict[int, int] = {}
+        self.slow: dict[int, tuple[int, int]] = {}  # GPU: inflation, since when
+        self.overruns = self.drains = 0
 
     def feed(self, event: m.Event) -> tuple[m.Command, ...]:
         commands = self.scheduler.handle(event, self.now_ns)
@@ -69,8 +74,12 @@ class Judge:
             elif isinstance(command, m.RefusePart):
                 if self.open.pop(command.key, None) is None:
                     raise FoundError("a part refused that is not open")
-            elif isinstance(command, m.SuspectGpu):
+            elif isinstance(command, m.SuspectGpu | m.DrainGpu):
                 self.ready.discard(command.gpu)
+                self.drains += isinstance(command, m.DrainGpu)
+            elif isinstance(command, m.Overrun):
+                self.overruns += 1
+                self.slow[command.gpu] = command.inflation_permille, self.now_ns
         wakeup_ns = self.scheduler.wakeup_at_ns()
         if wakeup_ns is not None and wakeup_ns <= self.now_ns:
             raise FoundError("a wake-up repeats")
@@ -92,13 +101,19 @@ class Judge:
                 raise FoundError("a batch that ends late")
             self.reruns += key in self.ran
             self.ran[key] = batch.batch_id
+        permille, since_ns = self.slow.get(batch.gpu, (0, 0))
+        wcet_ns = CATEGORIES[batch.category].wcet_ns[len(batch.parts) - 1]
+        promised_ns = batch.worst_end_at_ns - self.now_ns
+        if self.now_ns < since_ns + MINUTE_NS and promised_ns * 1000 < wcet_ns * (1000 + permille):
+            raise FoundError("a slow GPU is promised with too little")
         self.batches += 1
         self.running[batch.gpu] = batch
+        self.ends_ns[batch.gpu] = batch.worst_end_at_ns + self.late_ns
 
     def pass_to(self, until_ns: int) -> None:
         """Serve every wake-up and every end of a batch up to an instant."""
         for _ in range(5000):
-            ends = [(batch.worst_end_at_ns, gpu) for gpu, batch in self.running.items()]
+            ends = [(self.ends_ns[gpu], gpu) for gpu in self.running]
             end_ns, gpu = min(ends, default=(until_ns + 1, -1))
             wakeup_ns = self.scheduler.wakeup_at_ns()
             if wakeup_ns is not None and wakeup_ns < min(end_ns, until_ns + 1):
@@ -129,7 +144,10 @@ def lone_part_runs(judge: Judge, number: int) -> None:
     """On an idle pool with every GPU ready, a part that can be answered is."""
     for gpu in range(GPUS):
         judge.come_back(gpu)
-    judge.pass_to(judge.now_ns + 200 * MS)
+    judge.pass_to(judge.now_ns + 6 * MINUTE_NS)  # no GPU is slow any more
+    for gpu in range(GPUS):
+        judge.come_back(gpu)
+    judge.late_ns = 0
     if judge.open:
         raise FoundError("a part was forgotten")
     category = number % 3
@@ -161,10 +179,12 @@ def judged(policy: str, script: list[tuple[int, int, int]]) -> Judge:
             judge.lose(which % GPUS)
         elif what == 8:
             judge.come_back(which % GPUS)
-        elif judge.open and what == 9:
+        elif what == 9 and judge.open:
             key = list(judge.open)[which % len(judge.open)]
             del judge.open[key]
             judge.feed(m.PartWithdrawn(key))
+        elif what == 10:
+            judge.late_ns = which % 3 * MS
     lone_part_runs(judge, len(script) % 6)
     return judge
 
@@ -176,29 +196,32 @@ def judged_often(policy: str) -> None:
 
 def random_script(seed: int, length: int = 160) -> list[tuple[int, int, int]]:
     chance = random.Random(seed)
-    weights = [6, 6, 6, 6, 6, 6, 14, 1, 2, 1]
+    weights = [6, 6, 6, 6, 6, 6, 14, 1, 2, 1, 3]
     return [
-        (chance.choices(range(10), weights)[0], chance.randrange(30), chance.randrange(12))
+        (chance.choices(range(11), weights)[0], chance.randrange(30), chance.randrange(12))
         for _ in range(length)
     ]
 
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_policy_keeps_its_promises_over_seeded_runs(policy: str) -> None:
-    batches = reruns = 0
+    batches = reruns = overruns = drains = 0
     for seed in range(25):
         judge = judged(policy, random_script(seed))
         batches, reruns = batches + judge.batches, reruns + judge.reruns
+        overruns, drains = overruns + judge.overruns, drains + judge.drains
         assert len(list(replay(judge.journal))) == len(judge.journal) - 1
     assert batches > 500
     assert reruns > 3
+    assert overruns > 50
+    assert drains > 3
 
 
 @pytest.mark.parametrize("policy", POLICIES)
 @settings(max_examples=25, deadline=None, derandomize=True)
 @given(
     script=st.lists(
-        st.tuples(st.integers(0, 9), st.integers(0, 29), st.integers(0, 11)), max_size=60
+        st.tuples(st.integers(0, 10), st.integers(0, 29), st.integers(0, 11)), max_size=60
     )
 )
 def test_a_policy_keeps_its_promises_in_any_order(
@@ -228,6 +251,8 @@ MUTANTS: dict[str, tuple[Any, str, Any]] = {
     "wake-up lost": (Scheduler, "wakeup_at_ns", lambda _: None),
     "wake-up repeats": (Scheduler, "wakeup_at_ns", lambda core: core._hold_until_ns and 0),
     "always holds": (Takt, "choose", lambda *_: Hold()),
+    "inflation not counted": (Pool, "_inflate", lambda pool: pool.changed()),
+    "too slow a GPU taken": (Board, "set_aside", lambda *_: {}),
 }  # fmt: skip
 
 

@@ -39,6 +39,7 @@ CYCLE_NS = 20 * MS
 BEAT_NS = 25 * MS
 BACK_NS = ROUTE.return_after_max_ns + BEAT_NS + (ROUTE.trial_frames + 2) * CYCLE_NS + 80 * MS
 """The stated time: the longest hold, a beat, the trials, and one part's life."""
+BETWEEN_TRIALS = ("shed", "operator", "no-gpu", "wrong", "dead", "broken")
 TROUBLES = ("is_pool_dead", "is_pool_wrong", "is_refusing", "is_fallback_broken")
 
 
@@ -53,6 +54,7 @@ class Part:
     fallback_ok: bool = False
     has_fallback_failed: bool = False
     is_pool_in: bool = False
+    pool_took_ns: int = 0
 
 
 class Plant(RuleBasedStateMachine):
@@ -74,6 +76,7 @@ class Plant(RuleBasedStateMachine):
         self.route_since_ns = 0
         self.fell_at_ns: int | None = None
         self.changes: list[r.ChangeRoute] = []
+        self.good_trials = 0  # in a row, by this machine's own account
 
     # --- obeying and judging ----------------------------------------------------------------
 
@@ -101,19 +104,31 @@ class Plant(RuleBasedStateMachine):
                     assert part.is_pool_in and part.fallback_ok
                     assert part.verdict is not None
                     self.at(0, lc.TrialCompared(command.part, not self.is_pool_wrong))
+                    is_good = part.pool_took_ns <= PLAN.trial_latency_ns and not self.is_pool_wrong
+                    self.good_trials = self.good_trials + 1 if is_good else 0
                 case lc.EndTrial():
                     self.trial_over(command.part)
+                    part = self.parts[command.part]
+                    if not part.has_fallback_failed and not part.is_pool_in:
+                        self.good_trials = 0
                 case r.ChangeRoute():
                     self.changes.append(command)
                     assert command.before is not command.after
                     route, self.route_since_ns = command.after, self.now_ns
+                    if command.before is Route.RETURNING and command.after is Route.POOL:
+                        assert self.good_trials >= ROUTE.trial_frames, "returned unproven"
+                    elif command.after is Route.POOL:
+                        assert len(self.changes) == 1, "only a line that has never fallen"
+                    self.good_trials = 0
         assert route is self.core.route, "the route changed without a word"
 
     def pool_gets(self, part: int) -> None:
+        """A well pool answers some parts before the fallback could, and most after."""
         if self.is_batcher_dead or self.is_refusing:
             self.at(0, g.PoolRefused(part))
         elif not self.is_pool_dead and self.gpus:
-            self.at(self.pool_takes_ms * MS, g.PoolAnswered(part))
+            is_fast = part % 3 == 0 and self.pool_takes_ms <= 20
+            self.at(2 * MS if is_fast else self.pool_takes_ms * MS, g.PoolAnswered(part))
 
     def trial_over(self, number: int) -> None:
         part = self.parts[number]
@@ -138,17 +153,13 @@ class Plant(RuleBasedStateMachine):
         for _ in range(20_000):
             wakeup_ns = self.core.wakeup_at_ns()
             assert wakeup_ns is None or wakeup_ns > self.now_ns, "the core spins"
-            nexts = [self.next_part_ns, self.next_beat_ns, wakeup_ns or end_ns]
+            nexts = [self.next_part_ns, self.next_beat_ns]
+            nexts += [wakeup_ns] if wakeup_ns is not None else []
             nexts += [self.agenda[0][0]] if self.agenda else []
-            now_ns = min(nexts)
-            if now_ns > end_ns:
+            if min(nexts) > end_ns:
                 break
-            self.now_ns = now_ns
+            self.now_ns = min(nexts)
             self.happen()
-            if self.agenda or min(self.next_part_ns, self.next_beat_ns) <= end_ns:
-                continue
-            if (self.core.wakeup_at_ns() or end_ns) >= end_ns:
-                break
         else:
             raise AssertionError("too many events")
         self.now_ns = end_ns
@@ -161,6 +172,7 @@ class Plant(RuleBasedStateMachine):
                 part = self.parts[event.part]
                 part.is_pool_in = part.verdict is None and self.now_ns < part.due_at_ns
                 part.is_pool_in |= part.is_trial
+                part.pool_took_ns = self.now_ns - part.due_at_ns + PLAN.due_budget_ns
             elif isinstance(event, g.FallbackDone):
                 self.parts[event.part].fallback_ok = event.ok
                 self.parts[event.part].has_fallback_failed = not event.ok
@@ -186,7 +198,7 @@ class Plant(RuleBasedStateMachine):
     def time_passes(self, ms: int) -> None:
         self.pass_until(self.now_ns + ms * MS)
 
-    @rule(ms=st.sampled_from([20, 20, 55, 65, 75, 90]))
+    @rule(ms=st.sampled_from([20, 20, 54, 56, 65, 75, 90]))
     def the_pool_takes(self, ms: int) -> None:
         self.pool_takes_ms = ms
 
@@ -215,6 +227,31 @@ class Plant(RuleBasedStateMachine):
     def shed(self, on: bool) -> None:
         self.is_shed = on
         self.feed(r.LineShed("test") if on else r.LineUnshed())
+
+    @rule(
+        what=st.sampled_from(["shed", "operator", "no-gpu", "wrong", "dead", "broken"]),
+        ms=st.integers(0, 40),
+    )
+    def something_comes_between_the_trials(self, what: str, ms: int) -> None:
+        """The same troubles, at an instant that is otherwise seldom hit."""
+        end_ns = self.now_ns + 600 * MS
+        while self.core.route is not Route.RETURNING and self.now_ns < end_ns:
+            self.pass_until(self.now_ns + 5 * MS)
+        self.pass_until(self.now_ns + ms * MS)
+        match what:
+            case "shed" if not self.is_batcher_dead:
+                self.shed(True)
+            case "operator":
+                self.operator(True)
+            case "no-gpu":
+                self.gpus_ready(0)
+            case "wrong":
+                self.is_pool_wrong = True
+            case "dead":
+                self.is_pool_dead = True
+            case "broken":
+                self.is_fallback_broken = True
+        self.pass_until(self.now_ns + 30 * MS)
 
     @rule(on=st.booleans())
     def operator(self, on: bool) -> None:

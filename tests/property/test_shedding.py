@@ -120,13 +120,13 @@ class Story:
     def feed(self, event: sh.ShedEvent) -> None:
         self.orders += [(self.now_ns, order) for order in self.core.handle(event, self.now_ns)]
 
-    def pass_time(self, ms: int) -> None:
+    def pass_time(self, ms: int, step_ns: int = 250 * MS) -> None:
         end_ns = self.now_ns + ms * MS
         while self.now_ns < end_ns:
             before_ns = self.now_ns
             wakeup_ns = self.core.wakeup_at_ns()
             assert wakeup_ns is None or wakeup_ns > self.now_ns, "the core spins"
-            self.now_ns = min(end_ns, before_ns + 250 * MS, wakeup_ns or end_ns)
+            self.now_ns = min(end_ns, before_ns + step_ns, wakeup_ns or end_ns)
             for line, stream in enumerate(self.plan.load.streams):
                 self.parts_ns[line] += (self.now_ns - before_ns) * self.speed[line]
                 self.feed(sh.LoadSeen(line, self.parts_ns[line] // stream.cycle_ns))
@@ -138,14 +138,16 @@ class Story:
 def test_lines_leave_highest_number_first_and_return_in_reverse_after_a_hold(
     plan: sh.ShedPlan, events: list[tuple[int, sh.GpusSeen | tuple[int, int]]]
 ) -> None:
-    story = Story(plan)
+    row = [line for line in plan.row if sh.share_of(plan.load, line) is not None]
+    whole = sum(sh.share_of(plan.load, line) or 0 for line in row)
+    most = max(whole, plan.capacity[-1])  # it begins with all lines on the pool
+    story = Story(replace(plan, capacity=(*plan.capacity[:-1], most)))
     for ms, event in events:
         if isinstance(event, sh.GpusSeen):
             story.feed(event)
         elif event[0] < len(story.speed):
             story.speed[event[0]] = event[1]
         story.pass_time(ms)
-    row = [line for line in plan.row if sh.share_of(plan.load, line) is not None]
     on: list[int] = []
     left_at_ns: int | None = None
     was_full = not row
@@ -162,7 +164,7 @@ def test_lines_leave_highest_number_first_and_return_in_reverse_after_a_hold(
 
 
 @given(plans(), st.integers(1, GPUS))
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=40, deadline=None, derandomize=True)
 def test_shedding_can_neither_hide_an_overload_nor_cause_a_return(
     plan: sh.ShedPlan, gpus: int
 ) -> None:
@@ -177,16 +179,18 @@ def test_shedding_can_neither_hide_an_overload_nor_cause_a_return(
     story.feed(sh.GpusSeen(gpus, 0))
     story.speed = [3] * len(story.speed)
     story.pass_time(30_000)
-    load = plan.load
-    for line, stream in enumerate(load.streams):
-        measured_ns = story.core._offered.get(line, 0)
-        if measured_ns:
-            assert 3 * measured_ns <= stream.cycle_ns * 2
-            load = load.with_cycle(stream.name, measured_ns)
-    expected = carried(replace(plan, load=load), gpus)
-    assert set(row) - set(story.core.shed) == expected
+    overloaded = plan.load.at(27, 10)  # a rate is measured at most a tenth too low
+    assert set(story.core.shed) >= set(row) - carried(replace(plan, load=overloaded), gpus)
+    measured = plan.load
+    for line, cycle_ns in story.core._offered.items():
+        measured = measured.with_cycle(measured.streams[line].name, cycle_ns)
+    assert set(row) - set(story.core.shed) == carried(replace(plan, load=measured), gpus)
     mark = len(story.orders)
-    story.pass_time(30_000)
-    later = [order for _, order in story.orders[mark:]]
-    assert [order for order in later if isinstance(order, sh.UnshedLine)] == []
-    assert [o for o in later if isinstance(o, sh.TellCapacity) and not o.is_short] == []
+    story.pass_time(150_000, step_ns=1 * S)  # longer than any rate is remembered
+    for _, order in story.orders[mark:]:
+        if isinstance(order, sh.UnshedLine):
+            assert order.line in carried(replace(plan, load=overloaded), gpus)
+    is_enough = any(
+        isinstance(o, sh.TellCapacity) and not o.is_short for _, o in story.orders[mark:]
+    )
+    assert not is_enough or set(row) <= carried(replace(plan, load=overloaded), gpus)

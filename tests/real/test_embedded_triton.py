@@ -22,6 +22,7 @@ from onnx import TensorProto, helper
 
 from appliance.plant import Plant
 from appliance.plant_errors import load_plant
+from appliance.triton.restart import ask_restart, socket_path
 from deadline_batcher.profile import Profile, Provenance
 
 pytestmark = pytest.mark.real
@@ -290,6 +291,22 @@ def test_a_killed_process_of_the_server_ends_the_unit(bench: Bench, victim: str)
     assert time.monotonic() - began < 1.0
     assert f"(process {dying.pid}) died; ending" in bench.log()
     assert bench.traces() == []
+
+
+def test_a_unit_that_is_asked_for_a_new_start_ends(bench: Bench) -> None:
+    where = socket_path(bench.plant.path(bench.plant.paths.runtime), 0)
+    assert not ask_restart(where, "too early"), "nobody listens before the server is ready"
+    unit = bench.start()
+    bench.wait_ready()
+    until_bound = time.monotonic() + 5
+    while not where.exists():
+        assert time.monotonic() < until_bound
+        time.sleep(0.01)
+    assert ask_restart(where, "goldens fail")
+    assert unit.wait(5) == 1
+    assert "a new start is wanted (goldens fail); ending" in bench.log()
+    assert bench.traces() == []
+    assert not where.exists()
 
 
 def test_what_a_killed_unit_leaves_is_cleared_by_the_next(bench: Bench) -> None:

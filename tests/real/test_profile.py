@@ -86,13 +86,15 @@ def test_it_measures_every_condition_and_goes_on_after_a_stop(folder: Path) -> N
     first.send_signal(signal.SIGINT)
     said, _ = first.communicate(timeout=10)
     assert first.returncode == 130, said
+    assert f"stopped; what is measured is kept in {samples}" in said
     assert not (folder / "p.json").exists()
 
     second = profile(folder, "--runs", "40")
     said, _ = second.communicate(timeout=20)
     assert second.returncode == 0, said
     assert "going on from" in said
-    assert "at least" in said  # the time it will take, before it is taken
+    assert "tile: at least" in said  # the time it will take, before it is taken
+    assert "busy: at least" in said  # and again when it is known what endpoints share
     assert "runs left out" in said  # warm-up is shown
     assert "(emulated)" in said
     found = load_profile(folder / "p.json")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -42,10 +43,10 @@ class Hall:
         ]
         return sorted(event for event in events if event[0] > after_ns)
 
-    def now_ns(self) -> int:
-        """The last instant that any event speaks of."""
-        (row,) = self.rig.query("select max(at_ns) as at_ns from events")
-        return int(row["at_ns"])
+    @staticmethod
+    def now_ns() -> int:
+        """On the clock of the journal: all of this host speak by the same."""
+        return time.monotonic_ns()
 
     def until_on_pool(self, lines: tuple[str, ...], after_ns: int) -> dict[str, int]:
         """When each line came (back) onto the pool after an instant."""
@@ -54,7 +55,7 @@ class Hall:
             found = {
                 subject: at_ns
                 for at_ns, subject, detail in self.told("route.changed", after_ns)
-                if detail == "RETURNING → POOL: trials"
+                if "→ POOL: " in detail
             }
             return found if set(lines) <= set(found) else {}
 
@@ -68,12 +69,12 @@ def hall(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hall]:
         yield Hall(rig)
 
 
-def test_lines_begin_on_their_fallback_and_come_onto_the_pool_by_trials(hall: Hall) -> None:
+def test_lines_begin_on_their_fallback_and_come_onto_the_pool_once_it_is_there(hall: Hall) -> None:
     hall.until_on_pool(LINES, 0)
     started = {subject: detail for _, subject, detail in hall.told("route.started")}
     assert started == dict.fromkeys(LINES, "FALLBACK: start")
     first = {subject: detail for _, subject, detail in reversed(hall.told("route.changed"))}
-    assert first == dict.fromkeys(LINES, "FALLBACK → RETURNING: headroom")
+    assert first == dict.fromkeys(LINES, "FALLBACK → POOL: pool-ready")
 
 
 def test_a_lost_gpu_sheds_by_criticality_and_its_return_brings_them_back_in_reverse(
@@ -108,7 +109,8 @@ def test_a_lost_gpu_sheds_by_criticality_and_its_return_brings_them_back_in_reve
     unshed = hall.told("route.unshed", before_ns)
     assert [subject for _, subject, _ in unshed] == ["line02", "line03"]
     assert unshed[0][0] - ready_ns >= 2 * S
-    assert unshed[1][0] - unshed[0][0] >= S // 4
+    # an event is stamped when it is told, a little after its instant
+    assert unshed[1][0] - unshed[0][0] >= S // 4 - S // 100
     assert len(hall.told("capacity.enough", before_ns)) == 1
     assert max(back.values()) - ready_ns <= 10 * S
     with capsys.disabled():
@@ -127,7 +129,7 @@ def test_the_operators_other_lines_never_noticed_and_nothing_was_missed(hall: Ha
         assert {row["answered_by"] for row in rows} <= {"pool", "fallback"}
         assert len(rows) > 30
     changes = [detail for _, line, detail in hall.told("route.changed") if line == "line01"]
-    assert changes == ["FALLBACK → RETURNING: headroom", "RETURNING → POOL: trials"]
+    assert changes == ["FALLBACK → POOL: pool-ready"]
     assert hall.told("trial.disagreed") == []
     assert hall.told("answer.mismatch") == []
     twice = "select line, session, seq from parts group by 1, 2, 3 having count(*) > 1"

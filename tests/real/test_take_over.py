@@ -174,6 +174,20 @@ def test_kill_9_of_the_triton_stub_misses_nothing(pool: Works) -> None:
     assert min(under.answered.values()) > 0
 
 
+def test_a_stub_that_nobody_continues_gets_a_new_server(pool: Works) -> None:
+    """Its server goes on saying ready; the batcher asks the unit, whoever supervises starts it."""
+    (stub,) = [one for one in pool.rig.family("triton-0") if one.name().startswith("triton_python")]
+    with pool.under_load() as under:
+        under.until_by("pool")
+        stub.suspend()
+        assert pool.rig.units.pop("triton-0").wait(60) == 1
+        under.until_by("fallback")
+        again(pool, lambda: pool.rig.start("triton-0"))
+        under.until_by("pool")
+    assert len(pool.rig.events("gpu.restart-asked")) == 1
+    assert min(under.answered.values()) > 0
+
+
 def test_kill_9_of_the_journal_misses_nothing_and_loses_no_row(pool: Works) -> None:
     with pool.under_load() as under:
         pool.rig.kill("journal")

@@ -53,10 +53,10 @@ def made() -> tuple[LineAdmission, Links, list[tuple[str, str, str]]]:
 def test_a_line_that_says_hello_is_told_where_it_stands() -> None:
     admission, links, _ = made()
     links.greeted.append(1)
-    assert admission.turn(("WARMING", "WARMING"), 0)  # the number was not known before
+    assert not admission.turn(("WARMING", "WARMING"), 0)
     assert links.told == [(1, link.Carried(False, 4, 0, 0, 3), 0)]  # the pool only starts
     links.told.clear()
-    admission.turn(("READY", "READY"), 1)
+    assert admission.turn(("READY", "READY"), 1)
     assert [(line, carried.is_carried) for line, carried, _ in links.told] == [
         (0, True), (1, True), (2, True),
     ]  # fmt: skip
@@ -95,14 +95,14 @@ def test_a_lost_gpu_is_told_to_lines_and_journal_and_so_is_its_return() -> None:
     ]
 
 
-def test_a_gpu_in_doubt_is_not_ready_for_the_lines_and_still_counts_for_a_while() -> None:
+def test_a_gpu_in_doubt_still_counts_for_a_while_for_the_lines_too() -> None:
     admission, _, events = made()
     admission.turn(("READY", "READY"), 0)
     events.clear()
-    assert admission.turn(("READY", "SUSPECT"), 1 * S)
+    assert not admission.turn(("READY", "SUSPECT"), 1 * S)
+    assert (admission.gpus_ready, events) == (2, [])
+    assert admission.turn(("READY", "SUSPECT"), 1 * S + 500 * MS)
     assert admission.gpus_ready == 1
-    assert events == []
-    admission.turn(("READY", "SUSPECT"), 1 * S + 500 * MS)
     assert [event[0] for event in events] == ["route.shed", "route.shed", "capacity.short"]
 
 

@@ -10,6 +10,7 @@ import pytest
 from appliance.profile_statistics import (
     Coverage,
     confidence_of,
+    disturbance_notes,
     extreme_ns,
     runs_needed,
     statistics_of,
@@ -84,3 +85,13 @@ def test_warm_up_goes_on_while_a_size_still_changes() -> None:
     for _ in range(20):
         coverage.note(1, 1000)
     assert coverage.lacking() == {}
+
+
+def test_a_run_out_of_all_proportion_is_named_and_counts() -> None:
+    calm = statistics_of([10_000_000 + n % 100 for n in range(4603)])
+    # The full-length profile of the demo's plant, size 3: 10.06 ms at 99.9 %, 1044.84 at most.
+    out = statistics_of([10_060_000] * 4602 + [1_044_840_000])
+    (note,) = disturbance_notes({1: calm, 3: out})
+    assert "disturbed at 3: the largest of 4603 runs, 1044.84 ms, is 104 times" in note
+    assert "99.9th percentile, 10.06 ms" in note
+    assert disturbance_notes({3: statistics_of([10_060_000] * 600 + [1_044_840_000])}) == []

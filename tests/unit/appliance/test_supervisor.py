@@ -310,10 +310,15 @@ def test_a_program_that_does_not_exist_is_an_event_not_the_end(start: Start) -> 
 
 def test_the_units_of_a_plant(plant: Plant) -> None:
     units = plant_units(plant, plant.folder / "plant.toml")
-    assert [unit.name for unit in units] == ["triton-0", "journal", "batcher", "line-line01"]
+    names = ["triton-0", "journal", "monitor", "rescore", "batcher", "line-line01"]
+    assert [unit.name for unit in units] == names
     assert units[0].command[1:5] == ["-m", "appliance.cli", "triton", "0"]
-    assert [(unit.backoff_min_s, unit.backoff_max_s) for unit in units[:2]] == [
+    assert [(unit.backoff_min_s, unit.backoff_max_s) for unit in units] == [
         (0.5, 10.0),
         (0.2, 0.2),
+        (1.0, 10.0),
+        (1.0, 30.0),
+        (0.2, 0.2),
+        (0.2, 0.2),
     ]
-    assert [unit.stage for unit in units] == [1, 2, 1, 0]
+    assert [unit.stage for unit in units] == [1, 2, 0, 1, 1, 0]

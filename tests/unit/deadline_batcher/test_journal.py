@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from dataclasses import replace
 
 import pytest
 
 from deadline_batcher import messages as m
 from deadline_batcher.journal import (
     JournalError,
+    JournalVersionError,
     decode_event,
     encode_entry,
     encode_header,
@@ -80,8 +82,8 @@ def test_the_number_of_the_last_batch_before_is_kept() -> None:
         (4, '"RunBatch",1,0,0', '"RunBatch",1,1,0'),  # another GPU
         (4, "8000000]]", "8000001]]"),  # one nanosecond in a command
         (4, ',[["RunBatch"', ',[["RefusePart",[3,14],"late"],["RunBatch"'),
-        (7, '[["RunGolden",0]]', "[]"),
-        (3, "[]]", '[["RunGolden",0]]]'),
+        (7, '[["RunGolden",0,0,1]]', "[]"),
+        (3, "[]]", '[["RunGolden",0,0,1]]]'),
     ],
 )
 def test_a_changed_command_is_found_with_its_line(line: int, old: str, new: str) -> None:
@@ -113,7 +115,65 @@ def test_a_line_cut_short_in_the_middle_is_an_error() -> None:
         list(replay(lines))
 
 
-@pytest.mark.parametrize("header", ["", "{", "[]", "{}", '{"version": 1}', '{"version": 2}'])
+@pytest.mark.parametrize("header", ["", "{", "[]", "{}", '{"version": 3}'])
 def test_what_is_no_header_is_refused(header: str) -> None:
-    with pytest.raises(JournalError, match=r"^line 1: "):
+    with pytest.raises(JournalError, match=r"^line 1: not a journal's header"):
         list(replay([header]))
+
+
+@pytest.mark.parametrize("version", [1, 2, 4])
+def test_a_journal_of_another_version_is_refused_with_the_way_out(version: int) -> None:
+    lines = journal_of(STORY)
+    lines[0] = lines[0].replace('"version": 3', f'"version": {version}')
+    with pytest.raises(
+        JournalVersionError,
+        match=f"^line 1: version {version}, and this release writes and replays 3; "
+        "replay it with the release that wrote it$",
+    ):
+        list(replay(lines))
+
+
+SLOW: tuple[tuple[int, m.Event], ...] = (
+    (0, m.GpuReady(0)),
+    (0, m.GpuReady(1)),
+    *(
+        told
+        for second in (1, 2, 3)
+        for told in (
+            (second * 1000 * MS, m.GpuDrained(1)),
+            (
+                second * 1000 * MS,
+                m.PartReady(m.PartKey(0, second), 0, 0, (second * 1000 + 90) * MS),
+            ),
+            (second * 1000 * MS, m.GpuReady(1)),
+            ((second * 1000 + 30) * MS, m.BatchDone(second, 0, (second * 1000 + 7) * MS)),
+        )
+    ),
+    (9000 * MS, m.GpuReady(0)),
+    (70_000 * MS, m.TimeReached()),
+)
+POOL_OF_TWO = replace(PLAN, gpus=2, grace_ns=100 * MS, policy=PolicySpec("eager"))
+
+
+def test_overruns_and_drains_replay_and_so_does_a_journal_that_begins_amid_them() -> None:
+    scheduler = Scheduler(POOL_OF_TWO)
+    whole = [encode_header(POOL_OF_TWO, 1, 0)]
+    for now_ns, event in SLOW[:-2]:
+        whole.append(encode_entry(now_ns, event, scheduler.handle(event, now_ns)))
+    commands = [c for _, _, told in replay(whole) for c in told]
+    assert [c for c in commands if not isinstance(c, m.RunBatch)] == [
+        m.Overrun(0, 1, 3 * MS, 500),
+        m.Overrun(0, 2, 1 * MS, 500),
+        m.Overrun(0, 3, 1 * MS, 500),
+        m.DrainGpu(0, 3),
+    ]
+    before = scheduler.snapshot()
+    again = Scheduler(POOL_OF_TWO, before.batches_run, before.gpu_overruns)
+    rest = [encode_header(POOL_OF_TWO, 1, before.batches_run, before.gpu_overruns)]
+    for now_ns, event in SLOW[-2:]:
+        rest.append(encode_entry(now_ns, event, again.handle(event, now_ns)))
+    late = m.PartReady(m.PartKey(0, 9), 0, 70_001 * MS, 70_100 * MS)
+    rest.append(encode_entry(70_001 * MS, late, again.handle(late, 70_001 * MS)))
+    # halved once: 4 ms × 1.25, and not the 4 ms of a scheduler that knows nothing
+    assert again.snapshot().gpu_overruns[0] == (250, 63_030 * MS, ())
+    assert list(replay(rest))[-1][2][0].worst_end_at_ns == 70_006 * MS

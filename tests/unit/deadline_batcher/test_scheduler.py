@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from deadline_batcher import messages as m
+from deadline_batcher.overrun import NO_OVERRUNS
 from deadline_batcher.plan import Category, Plan, PolicySpec
 from deadline_batcher.scheduler import RUNS_MAX, Scheduler
 
@@ -209,9 +210,10 @@ def test_a_gpu_without_answer_is_suspect_and_gets_no_work_until_ready() -> None:
     assert tick(scheduler, 6) == (m.SuspectGpu(0, 1, False), m.RefusePart(key(1), "late"))
     assert put(scheduler, 2, 7, 30) == ()
     assert tick(scheduler, 20) == ()
-    assert scheduler.handle(m.BatchDone(1, 0), 21 * MS) == ()
+    # answered 17 ms late: 21 ms where the profile says 4, of which half again counts
+    assert scheduler.handle(m.BatchDone(1, 0), 21 * MS) == (m.Overrun(0, 1, 17 * MS, 500),)
     assert scheduler.snapshot().gpu_states == ("SUSPECT",)
-    assert scheduler.handle(m.GpuReady(0), 22 * MS) == (batch(2, 0, [(2, 15, 0)], end_ms=26),)
+    assert scheduler.handle(m.GpuReady(0), 22 * MS) == (batch(2, 0, [(2, 15, 0)], end_ms=28),)
 
 
 def test_a_failed_batch_runs_again_and_a_faulty_gpu_is_suspect() -> None:
@@ -277,16 +279,29 @@ def test_a_golden_runs_on_an_idle_gpu_and_a_wrong_one_makes_it_suspect() -> None
 def test_a_golden_without_answer_makes_its_gpu_suspect() -> None:
     scheduler = ready_pool()
     scheduler.handle(m.GoldenWanted(0), 1 * MS)
-    assert scheduler.wakeup_at_ns() == 8 * MS  # 1 + 5, the longest model, + grace
-    assert tick(scheduler, 8) == (m.SuspectGpu(0, 0, False),)
+    assert scheduler.wakeup_at_ns() == 7 * MS  # 1 + 4 + grace
+    assert tick(scheduler, 7) == (m.SuspectGpu(0, 0, False),)
     assert scheduler.wakeup_at_ns() is None
     assert not scheduler.is_empty
 
 
-@pytest.mark.parametrize(("due_ms", "runs"), [(18, True), (12, False)])
+def test_a_golden_of_several_pictures_takes_their_time_and_needs_another_idle_gpu() -> None:
+    alone = ready_pool()
+    assert alone.handle(m.GoldenWanted(0, 0, 3), 1 * MS) == (m.RunGolden(0, 0, 3),)
+    assert alone.wakeup_at_ns() == 11 * MS  # 1 + 8 + grace
+    pair = ready_pool(gpus=2)
+    assert pair.handle(m.GoldenWanted(0, 1, 1), 1 * MS) == (m.RunGolden(0, 1, 1),)
+    assert pair.handle(m.GoldenWanted(1, 0, 3), 1 * MS) == ()
+    assert pair.handle(m.GoldenWanted(1, 0, 1), 2 * MS) == (m.RunGolden(1, 0, 1),)
+    pair.handle(m.GoldenDone(0, True), 3 * MS)
+    pair.handle(m.GoldenDone(1, True), 3 * MS)
+    assert pair.handle(m.GoldenWanted(1, 0, 3), 4 * MS) == (m.RunGolden(1, 0, 3),)
+
+
+@pytest.mark.parametrize(("due_ms", "runs"), [(18, True), (11, False)])
 def test_a_golden_waits_where_a_batch_would_wait_for_it(due_ms: int, runs: bool) -> None:
     scheduler = ready_pool()
-    put(scheduler, 1, 0, due_ms)  # closes at due − 6 − 2; a golden from 1 may last until 6
+    put(scheduler, 1, 0, due_ms)  # closes at due − 6 − 2; a golden from 1 may last until 5
     wanted = scheduler.handle(m.GoldenWanted(0), 1 * MS)
     assert wanted == ((m.RunGolden(0),) if runs else ())
 
@@ -306,11 +321,11 @@ def test_a_golden_of_a_lost_gpu_is_forgotten() -> None:
     assert scheduler.is_empty
     assert scheduler.handle(m.GoldenDone(0, False), 3 * MS) == ()
     scheduler.handle(m.GpuReady(0), 4 * MS)
-    assert scheduler.snapshot() == ((0, 0), ("READY",), (0,), 0)
+    assert scheduler.snapshot() == ((0, 0), ("READY",), (0,), 0, (NO_OVERRUNS,))
 
 
 def test_numbers_of_batches_follow_those_of_the_scheduler_before() -> None:
     scheduler = Scheduler(plan(), batches_run=41)
     scheduler.handle(m.GpuReady(0), 0)
     assert put(scheduler, 1, 0, 5) == (batch(42, 0, [(1, 0, 0)], end_ms=4),)
-    assert scheduler.snapshot() == ((0, 0), ("READY",), (42,), 42)
+    assert scheduler.snapshot() == ((0, 0), ("READY",), (42,), 42, (NO_OVERRUNS,))

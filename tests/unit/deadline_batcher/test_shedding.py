@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from deadline_batcher import shedding as sh
+from deadline_batcher.sizing.admission import admit
 from deadline_batcher.sizing.load import Load, SizedCategory, Stream
 
 MS = 1_000_000
@@ -204,8 +205,10 @@ def test_a_sufficient_test_may_admit_more_than_the_evidence_and_never_less() -> 
     told = plan(*SIX, capacity=(0, 400_000, 400_000, 400_000, 400_000))
     assert _carried(told, 4) == 2
     assert _carried(replace(told, tests=("work-conserving",)), 4) == 6
-    poor = plan(*SIX, capacity=(0, 1_200_000, 1_200_000, 1_200_000, 1_200_000))
-    assert _carried(replace(poor, tests=("work-conserving",)), 1) == 6
+    tight = [replace(one, needed_ns=25 * MS, relative_ns=25 * MS) for one in SIX]
+    poor = plan(*tight, capacity=(0, 800_000, 800_000, 800_000, 800_000))
+    assert len(admit(poor.load, 1, ("work-conserving",)).carried) < 4
+    assert _carried(replace(poor, tests=("work-conserving",)), 1) == 4
 
 
 def _carried(told: sh.ShedPlan, gpus: int) -> int:

@@ -24,6 +24,13 @@ sys.stdin.read()
 """
 
 
+READER = """
+import sys
+from deadline_batcher.shm import Segment
+assert Segment.attach(sys.argv[1], 64).view[0] == 7
+"""
+
+
 @pytest.fixture(autouse=True)
 def _clean() -> Iterator[None]:
     yield
@@ -55,6 +62,15 @@ def test_what_one_maps_another_sees() -> None:
     assert (segment.view[5], reader.view[5]) == (9, 9)
     with pytest.raises(TypeError):
         reader.view[5] = 1
+
+
+def test_a_reader_that_ends_takes_no_name_with_it() -> None:
+    """The mapping would live on and all look well, until the next restart."""
+    segment = Segment.create(new_name(TAG, "slots"), 64)
+    segment.view[0] = 7
+    words = [sys.executable, "-c", READER, segment.name]
+    subprocess.run(words, check=True, cwd=Path(shm.__file__).parents[1])
+    assert (SHM_FOLDER / segment.name).exists(), "the reader's end took the name"
 
 
 def test_only_who_made_a_segment_unlinks_it() -> None:

@@ -30,7 +30,9 @@ def test_the_window_is_half_of_the_shortest_relative_deadline() -> None:
     ],
 )
 def test_a_batch_closes_at(ready_ms: int, due_ms: int, waiting: int, close_ms: int) -> None:
-    close_ns = close_at_ns(MODEL, ready_ms * MS, due_ms * MS, waiting, reserve_ns=2 * MS)
+    close_ns = close_at_ns(
+        MODEL.wcet_ns, MODEL.window_ns, ready_ms * MS, due_ms * MS, waiting, reserve_ns=2 * MS
+    )
     assert close_ns == close_ms * MS
 
 
@@ -43,8 +45,16 @@ def test_a_batch_closes_at(ready_ms: int, due_ms: int, waiting: int, close_ms: i
 def test_no_later_fact_closes_a_batch_later(
     ready: int, due: int, waiting: int, reserve: int
 ) -> None:
-    close = close_at_ns(MODEL, ready * MS, due * MS, waiting, reserve * MS)
+    close = close_at_ns(MODEL.wcet_ns, MODEL.window_ns, ready * MS, due * MS, waiting, reserve * MS)
     assert close <= ready * MS + MODEL.window_ns
     assert close + MODEL.wcet_ns[min(waiting, 2)] + reserve * MS <= due * MS
-    assert close_at_ns(MODEL, ready * MS, due * MS, waiting + 1, reserve * MS) <= close
-    assert close_at_ns(MODEL, ready * MS, (due + 1) * MS, waiting, reserve * MS) >= close
+    assert (
+        close_at_ns(MODEL.wcet_ns, MODEL.window_ns, ready * MS, due * MS, waiting + 1, reserve * MS)
+        <= close
+    )
+    assert (
+        close_at_ns(
+            MODEL.wcet_ns, MODEL.window_ns, ready * MS, (due + 1) * MS, waiting, reserve * MS
+        )
+        >= close
+    )

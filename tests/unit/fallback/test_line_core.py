@@ -81,9 +81,12 @@ class Line:
 
 
 def returning() -> Line:
+    """A line that the operator took off the pool and has just released."""
     line = Line()
-    started = r.ChangeRoute(Route.FALLBACK, Route.RETURNING, "headroom")
-    assert line.feed(r.PoolBeat(1), 0) == (started,)
+    line.feed(r.PoolBeat(1), 0)
+    line.feed(r.OperatorForced(), 0)
+    back = r.ChangeRoute(Route.FALLBACK, Route.RETURNING, "headroom")
+    assert line.feed(r.OperatorReleased(), 0) == (back,)
     return line
 
 

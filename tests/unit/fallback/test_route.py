@@ -58,13 +58,21 @@ class Line:
 
 
 def on_pool(plan: r.RoutePlan = CALM) -> Line:
-    """A line that came onto the pool at 3 ms and has heard no beat since 0."""
+    """A line on the pool since 3 ms, which has heard no beat since 0."""
     line = Line(plan)
     line.feed(r.PoolBeat(4), 0)
-    for k in range(plan.trial_frames):
-        line.feed(GOOD, (k + 1) * MS)
+    line.core.since_ns = 3 * MS
     assert line.core.route is Route.POOL
     line.changes.clear()
+    return line
+
+
+def returning(plan: r.RoutePlan = PLAN) -> Line:
+    """A line that the operator took off the pool and has released, at 0."""
+    line = Line(plan)
+    for event in (r.PoolBeat(1), r.OperatorForced(), r.OperatorReleased()):
+        line.feed(event, 0)
+    assert line.core.route is Route.RETURNING
     return line
 
 
@@ -72,16 +80,24 @@ def beaten(line: Line, now_ns: int) -> None:
     line.feed(r.PoolBeat(4), now_ns)
 
 
-def test_a_line_starts_on_its_fallback_and_returns_by_trials_without_a_hold() -> None:
+def test_a_line_starts_on_its_fallback_and_is_on_the_pool_once_that_is_there() -> None:
     line = Line()
     assert (line.core.route, line.core.reason) == (Route.FALLBACK, "start")
     line.feed(r.PoolBeat(0), 1 * S)  # no GPU is READY yet
     assert line.core.route is Route.FALLBACK
     line.feed(r.PoolBeat(1), 1250 * MS)
-    assert line.changes == [(1250 * MS, Route.RETURNING, "headroom")]
-    for at_ms in (1300, 1400, 1500):
+    assert line.changes == [(1250 * MS, Route.POOL, "pool-ready")]
+
+
+def test_what_has_fallen_comes_back_by_trials_alone() -> None:
+    line = on_pool()
+    line.feed(r.OperatorForced(), 1 * S)
+    line.feed(r.OperatorReleased(), 2 * S)
+    assert line.last == (Route.RETURNING, "headroom")
+    for at_ms in (2100, 2200, 2300):
+        assert line.core.route is Route.RETURNING
         line.feed(GOOD, at_ms * MS)
-    assert line.changes[1:] == [(1500 * MS, Route.POOL, "trials")]
+    assert line.last == (Route.POOL, "trials")
 
 
 def test_no_gpu_and_no_batcher_take_a_line_off_the_pool_and_two_seconds_bring_trials() -> None:
@@ -195,8 +211,7 @@ def test_a_window_has_a_limit() -> None:
 
 
 def test_a_trial_out_of_time_begins_the_row_anew_and_too_many_end_it() -> None:
-    line = Line()
-    line.feed(r.PoolBeat(1), 0)
+    line = returning()
     for event in (GOOD, GOOD, LATE, GOOD, GOOD, LATE, GOOD, GOOD):
         line.feed(event, 10 * MS)
     assert line.core.route is Route.RETURNING
@@ -205,8 +220,7 @@ def test_a_trial_out_of_time_begins_the_row_anew_and_too_many_end_it() -> None:
 
 
 def test_one_trial_that_disagrees_ends_them_and_the_hold_doubles_up_to_its_most() -> None:
-    line = Line(CALM)
-    line.feed(r.PoolBeat(1), 0)
+    line = returning(CALM)
     holds = []
     now_ns = 0
     for _ in range(7):
@@ -275,6 +289,8 @@ def test_the_table_has_every_pair_that_can_happen_and_another_raises() -> None:
     impossible = {
         (Route.FALLBACK, Cause.PRESSURE),  # measured on the pool alone
         (Route.RETURNING, Cause.PRESSURE),
+        (Route.POOL, Cause.FRESH),  # of a line that was never on the pool
+        (Route.RETURNING, Cause.FRESH),
         (Route.POOL, Cause.HEADROOM),
         (Route.RETURNING, Cause.HEADROOM),
         (Route.POOL, Cause.PROVEN),
@@ -286,7 +302,9 @@ def test_the_table_has_every_pair_that_can_happen_and_another_raises() -> None:
         (Route.FALLBACK, Cause.FORCED),
     }
     assert set(itertools.product(Route, Cause)) - set(r.ROUTES) == impossible
-    with pytest.raises(r.RouteError, match=r"proven \(x\) at 7 on POOL since 3000000 \(trials\)"):
+    with pytest.raises(
+        r.RouteError, match=r"proven \(x\) at 7 on POOL since 3000000 \(pool-ready\)"
+    ):
         on_pool().core._step(Cause.PROVEN, "x", 7, [])
 
 

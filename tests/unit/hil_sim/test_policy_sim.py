@@ -9,7 +9,7 @@ import pytest
 
 from deadline_batcher.plan import PolicySpec
 from deadline_batcher.policies import POLICIES
-from hil_sim.policies_command import sim_main
+from hil_sim.sim_command import sim_main
 from hil_sim.policy_load import Bench, Cell, Effort, arrival_limited_bound, lose_gpus, measure
 from hil_sim.policy_run import PolicyRun
 from hil_sim.scenario import Arrival, ScenarioError, arrivals_of, load_scenario
@@ -78,9 +78,14 @@ def test_arrivals_are_seeded_ordered_and_stretched_by_load(file: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "says"),
     [
-        ("deadline_ms = 40", "deadline_ms = 3", "shorter than the smallest batch of short"),
+        ("deadline_ms = 40", "deadline_ms = 3", "0.8 ms shorter than the smallest batch of short"),
         ('model = "short"', 'model = "shrot"', "no model 'shrot'"),
         ("gpus = [3, 2]", "gpus = []", "gpus"),
+        ("gpus = [3, 2]", "gpus = [3, 0]", "gpus.1: Input should be greater than or equal to 1"),
+        ("3.8, 4.6", "3.8, 2.6", "model short: wcet_ms falls by 1.2 ms from size 1 to 2"),
+        ("18.0, 24.0", "0.0, 24.0", "model long: wcet_ms of size 1 is 0, not > 0"),
+        ("18.0, 24.0", "18.0, nan", "model.0.wcet_ms.1: Input should be a finite number"),
+        ('id = "line7"', 'id = "line6"', "two lines are called line6"),
         ("horizon_s = 2", "horizon_s = nan", "horizon_s"),
         ("horizon_s = 2", "horizon = 2", "horizon"),
         ("horizon_s = 2", "horizon_s", "Expected"),

@@ -222,6 +222,13 @@ def test_restart_parts_are_counted_apart() -> None:
     assert (found(report), report.counts["restart"]) == ([], 1)
     sent_all_the_same = run([row(0), lost])
     assert found(sent_all_the_same) == [(1, "restart", 1)]
+    key = f"{lost.line}/{lost.session}/{lost.seq}"
+    said = {"at_ns": 1, "unit": "line-line01", "kind": "restart.perhaps_sent", "subject": key,
+            "detail": ""}  # fmt: skip
+    told = run([row(0), lost], events=[STARTED, said])
+    assert (found(told), told.counts["restart_sent"]) == ([], 1)
+    of_another = run([row(0), lost], events=[STARTED, {**said, "subject": f"{key}0"}])
+    assert found(of_another) == [(1, "restart", 1)]
 
 
 @pytest.mark.parametrize(

@@ -67,10 +67,13 @@ def test_each_step_leaves_the_row_that_is_true_then() -> None:
     ledger = Ledger(TAG, "line01")
     ledger.accept(1, IN_DOUBT)
     assert left_over() == [IN_DOUBT]
+    assert Ledger(TAG, "line01").leaving() == []
     ledger.sending(1)
     assert left_over() == [IN_DOUBT]  # not surely sent
+    assert Ledger(TAG, "line01").leaving() == [IN_DOUBT]
     ledger.sent(1, FINAL)
     assert left_over() == [FINAL]
+    assert Ledger(TAG, "line01").leaving() == []
     ledger.settle()
     assert left_over() == []
 
@@ -93,6 +96,16 @@ def test_settled_parts_are_journalled_no_more_and_remembered_until_their_place_i
     ledger.accept(1 + ENTRIES, new)
     assert left_over() == [new]
     assert remembered() == [2, 3, 1 + ENTRIES]
+
+
+def test_the_next_process_takes_the_place_of_the_oldest_part() -> None:
+    assert Ledger(TAG, "line01").next_number() == 1
+    ledger = Ledger(TAG, "line01")
+    for part in (ENTRIES - 1, ENTRIES, ENTRIES + 1):
+        ledger.accept(part, {"part": part, "received_at_ns": part})
+    assert Ledger(TAG, "line01").next_number() == 2
+    ledger.settle()
+    assert Ledger(TAG, "line01").next_number() == 2, "settled ones stay as long as they can"
 
 
 @pytest.mark.parametrize("written", [0, 1, 3, 20, 10**6])

@@ -33,7 +33,7 @@ def settings(**changes: Any) -> LineSettings:
         "verdicts_endpoint": "", "batcher_endpoint": "", "journal_endpoint": "",
         "keys_folder": nowhere, "runtime_folder": nowhere, "model_name": "m",
         "pool_model": ModelIdentity("", 0.5, ()), "fallback_path": nowhere, "fallback_threads": 1,
-        "fallback_concurrent_max": 1, "wcet_fallback_ns": 1, "warm_every_ns": 1,
+        "fallback_concurrent_max": 1, "fallback_core": 0, "wcet_fallback_ns": 1, "warm_every_ns": 1,
         "deadline_ns": 100 * MS, "actuation_ns": 20 * MS, "output_ns": 3 * MS, "timer_ns": 1,
         "start_ns": 1, "transport_min_ns": 0, "transport_max_ns": 0, "fail_safe": "divert",
         "inhibit_outputs": False, "slots": 4, "limits": Limits(1, 1), "journal_backlog_s": 1.0,
@@ -82,6 +82,16 @@ def test_due_and_deadline_count_from_the_capture() -> None:
 
 
 # --- judging ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("by", ["pool", "fallback"])
+def test_an_answer_whose_time_is_over_is_no_pass(by: str) -> None:
+    """As after a SIGSTOP between the guard's word and the verdict."""
+    good = part(result=result(), fallback=run())
+    assert judge(good, by, "", MODELS, 87 * MS - 1).verdict == "PASS"
+    late = judge(good, by, "", MODELS, 87 * MS)
+    assert (late.verdict, late.reason, late.answered_by) == ("UNINSPECTED", "deadline", "failsafe")
+    assert (late.score, late.model) == (None, None)
 
 
 @pytest.mark.parametrize(
@@ -194,6 +204,7 @@ def test_the_stages_add_up_to_sent_less_captured_to_the_nanosecond(
         ready_at_ns=0 if by == "reject" else max(1, ready),
         result=answer,
         fallback=FallbackOutcome(1, True, 0.1, 77, first, second, third, ""),
+        due_at_ns=decided + 1,
     )
     engine = "failsafe" if by == "reject" else by
     decision = judge(open_part, engine, "x", MODELS, decided)

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import copy
-import itertools
 import sqlite3
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from random import Random
 
 import zmq
 
-from appliance.batcher import Batcher, BatcherSettings
+from appliance.batcher import Batcher
+from appliance.batcher_settings import BatcherSettings, Rescoring
 from appliance.journal import Journal, serve
 from appliance.journal_store import JournalStore
-from appliance.triton.endpoint import ServedModel
+from appliance.triton import endpoint
 from appliance.triton.goldens import Goldens
+from appliance.triton.news import ServedModel
+from appliance.triton.standing import Patience
 from deadline_batcher import shm
 from deadline_batcher.plan import Category, LineTiming, Plan, PolicySpec
 from deadline_batcher.shedding import SHARE_ONE, ShedPlan
@@ -40,6 +43,7 @@ BATCHER_AT = f"ipc://{RUN}/batcher.sock"
 JOURNAL_AT = f"ipc://{RUN}/journal.sock"
 POOL_WCET_NS = (5 * MS, 7 * MS, 9 * MS, 11 * MS)
 FALLBACK_WCET_NS = 10 * MS
+SERVER_START_NS = 300 * MS
 RESTART_NS = (40 * MS, 300 * MS)
 FAILED_START_NS = 100 * MS
 SLOTS = 8
@@ -73,6 +77,7 @@ def line_settings(case: Case, line: str) -> LineSettings:
         journal_endpoint=JOURNAL_AT, keys_folder=RUN, runtime_folder=RUN, model_name="model",
         pool_model=ModelIdentity(MODEL, FACTS.threshold, FACTS.labels),
         fallback_path=FALLBACK_MODEL, fallback_threads=1, fallback_concurrent_max=1,
+        fallback_core=0,
         wcet_fallback_ns=FALLBACK_WCET_NS, warm_every_ns=400 * MS,
         deadline_ns=case.deadline_ms * MS, actuation_ns=5 * MS, output_ns=2 * MS, timer_ns=2 * MS,
         start_ns=MS, transport_min_ns=MS, transport_max_ns=20 * MS, fail_safe="reject",
@@ -123,6 +128,14 @@ def plan_of(case: Case) -> Plan:
     )  # fmt: skip
 
 
+def patience(case: Case) -> Patience:
+    """The shipped limits, with the times after a loss of the case."""
+    return Patience(
+        readmit_ns=case.readmit_ms * MS, quarantine_first_ns=200 * MS,
+        quarantine_max_ns=800 * MS,
+    )  # fmt: skip
+
+
 _goldens: list[Goldens] = []
 
 
@@ -131,7 +144,7 @@ def goldens_of_run() -> Goldens:
     if not _goldens:
         _goldens.append(Goldens(FALLBACK_MODEL))
     goldens = copy.copy(_goldens[0])
-    goldens._turn = itertools.count()
+    goldens._random = Random(0)
     return goldens
 
 
@@ -222,12 +235,24 @@ class Plant:
             BatcherSettings(
                 plan=plan, shed=shed_plan(self.case, plan), plant_tag=TAG, lines=tuple(self.lines),
                 models=(ServedModel("model", len(POOL_WCET_NS), goldens_of_run()),),
-                endpoints=tuple(self.machine.servers), link_endpoint=BATCHER_AT,
+                servers=self._servers(), rescore=Rescoring(f"ipc://{RUN}/rescore.sock", 0, 0.1),
+                patience=patience(self.case), link_endpoint=BATCHER_AT,
                 journal_endpoint=JOURNAL_AT, journal_backlog_s=BACKLOG_S,
                 event_journal=RUN / "events.jsonl", event_journal_bytes_max=200_000,
             )
         )  # fmt: skip
         life.subject.run(lambda: None)
+
+    def _servers(self) -> tuple[endpoint.Server, ...]:
+        return tuple(
+            endpoint.Server(f"gpu{server.gpu}", "", partial(self._restart_server, server))
+            for server in self.servers
+        )
+
+    def _restart_server(self, server: Server, why: str) -> bool:
+        server.die()
+        self.world.after(SERVER_START_NS, server.start)
+        return True
 
     def _journal(self, life: Process) -> None:
         store = JournalStore(Folder(), {})  # type: ignore[arg-type]

@@ -77,11 +77,10 @@ class Run:
 
     def play(self, more: Sequence[Callable[[], Sequence[Change]]] = ()) -> Result:
         """Run it. `more`: bugs planted on purpose."""
-        readmit_ns = self.case.readmit_ms * MS
         whole_ns = 0
         layers = [self._limits, *more, self.audit.wrappers, self.stepper.wrappers]
         try:
-            with substituted(self.machine, readmit_ns, layers):
+            with substituted(self.machine, layers):
                 try:
                     whole_ns = self._phases()
                 except Spinning as error:

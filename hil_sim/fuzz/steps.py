@@ -46,9 +46,9 @@ STEPS: dict[str, tuple[str, str]] = {
     "batcher.call": ("hil_sim.fuzz.engines:Client", "infer"),
     "batcher.tell_answer": ("appliance.line_links:LineLinks", "answer"),
     "batcher.tell_refusal": ("appliance.line_links:LineLinks", "refuse"),
-    "batcher.region_release": ("appliance.triton.region:Region", "release"),
+    "batcher.region_settle": ("appliance.triton.region:Region", "settle"),
     "batcher.register": ("hil_sim.fuzz.engines:Client", "register"),
-    "batcher.golden": ("appliance.triton.endpoint:Endpoint", "_golden"),
+    "batcher.golden": ("appliance.triton.proof:Proof", "_golden"),
     "batcher.doubt": ("appliance.triton.endpoint:Endpoint", "doubt"),
     "batcher.journal_flush": ("lines.journal_link:JournalSender", "flush"),
     # the journal: taken, inside the transaction, committed, acknowledged

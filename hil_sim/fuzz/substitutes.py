@@ -24,7 +24,7 @@ import crc32c
 import zmq
 
 from appliance import event_journal, journal, journal_store
-from appliance.triton import client, endpoint
+from appliance.triton import client
 from deadline_batcher import shm, timer
 from fallback import session
 from hil_sim.fuzz import engines, machine
@@ -197,7 +197,7 @@ class Machine:
             (timer.Timer, lambda: machine.Timer(world)),
             (timer.Signal, lambda: machine.Signal(world)),
             (session.Session, self._make_session),
-            (client.TritonClient, lambda url: engines.Client(self.servers[url])),
+            (client.TritonClient, lambda url, *more: engines.Client(self.servers[url], *more)),
             (threads.CoreLocks, _no_locks),
             (keys.AllowList, AllowList),
             (sockets.start_authenticator, lambda *_: SimpleNamespace(**AUTHENTICATOR)),
@@ -271,7 +271,7 @@ Change = tuple[Any, str, Any]
 
 @contextmanager
 def substituted(
-    machine_: Machine, readmit_ns: int, more: Sequence[Callable[[], Sequence[Change]]]
+    machine_: Machine, more: Sequence[Callable[[], Sequence[Change]]]
 ) -> Iterator[None]:
     """Every shipped module runs on the imitated machine until the end of the block.
 
@@ -284,7 +284,7 @@ def substituted(
         for name, value in vars(module).items()
         if id(value) in instead
     ]
-    first += [*machine_.named(), (endpoint, "READMIT_NS", readmit_ns)]
+    first += machine_.named()
     before: list[Change] = []
     try:
         for make in (lambda: first, *more):

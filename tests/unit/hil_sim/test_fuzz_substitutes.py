@@ -55,7 +55,7 @@ def test_no_module_that_a_run_drives_sees_the_real_machine() -> None:
     driven = reached(DRIVEN)
     before = {name: dict(vars(sys.modules[name])) for name in shipped}
     machine = Machine(World("test", 0, 0))
-    with substituted(machine, 0, []):
+    with substituted(machine, []):
         real = {
             (name, value.__name__)
             for name in driven

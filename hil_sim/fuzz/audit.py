@@ -67,6 +67,7 @@ class Audit:
         self._settings = settings
         self._slack_ns = slack_ns
         self._excused = excused
+        self._perhaps_sent: set[str] = set()
         self._open: Counter[Process] = Counter()
         self._ring: dict[tuple[str, int], Accepted] = {}
 
@@ -207,6 +208,7 @@ class Audit:
             if event["kind"] == "journal.dropped":
                 dropped[event["unit"]] += int(event["detail"].split()[0])
         is_memory_full = any(event["kind"] == "journal.memory_full" for event in events)
+        self._perhaps_sent = {e["subject"] for e in events if e["kind"] == ledger_.PERHAPS_SENT}
         journalled = {(row["line"], row["session"], row["seq"]): row for row in rows}
         for key, accepted in self.accepted.items():
             row = journalled.get(key)
@@ -242,6 +244,8 @@ class Audit:
         elif is_restart:
             # Killed between handing the verdict to the socket and writing that it was sent.
             self.counts["in_doubt_sent"] += 1
+            if "/".join(map(str, key)) not in self._perhaps_sent and decided.is_sent:
+                self.world.mistake(1, f"{key} was sent, its row says restart and nobody tells")
             if not decided.life.is_dead:
                 self.world.mistake(4, f"{key} has a verdict, its row says restart")
         elif row["verdict"] != decided.fields["verdict"]:

@@ -1,4 +1,4 @@
-"""The imitated machine lies under every shipped module that a run drives, and is taken away after."""
+"""The imitated machine lies under every shipped module that a run drives, and goes after it."""
 
 from __future__ import annotations
 
@@ -18,11 +18,13 @@ MAY_STAY = {
     ("appliance.plant_checks", "os"),
     ("appliance.plant_errors", "os"),
     ("appliance.profile_provenance", "datetime"),
+    ("appliance.profile_provenance", "os"),
     ("appliance.journal", "os"),  # looks at paths of a real start only
     ("appliance.journal", "fcntl"),
     ("appliance.journal", "socket"),
     ("appliance.journal", "signal"),
     ("appliance.journal_store", "os"),  # `_identity`, imitated
+    ("appliance.triton.goldens", "random"),  # with a seed of its own
     ("deadline_batcher.shm", "mmap"),  # Segment.create and attach, imitated
     ("deadline_batcher.timer", "os"),  # Timer and Signal, imitated
     ("lines.keys", "os"),  # AllowList, imitated

@@ -34,9 +34,7 @@ RESET = failure_of("UNAVAILABLE", "Socket closed")
 NO_REGION = failure_of(
     "INVALID_ARGUMENT", "Unable to find shared memory region with name: 'region'"
 )
-REGION_TAKEN = failure_of(
-    "ALREADY_EXISTS", "shared memory region 'region' already in manager"
-)
+REGION_TAKEN = failure_of("ALREADY_EXISTS", "shared memory region 'region' already in manager")
 
 Pictures = npt.NDArray[np.uint8]
 

@@ -143,7 +143,7 @@ def test_the_command_says_what_it_did(tmp_path: Path, capsys: pytest.CaptureFixt
 def test_a_failing_seed_is_printed_as_its_command_and_kept(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for owner, name, value in BUGS["slot_leaks"]():
+    for owner, name, value in BUGS["offers_are_kept"]():
         monkeypatch.setattr(owner, name, value)
     seed = 0
     assert main(["--from", str(seed), "--seeds", "1", "--keep", str(tmp_path)]) == 1

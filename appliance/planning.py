@@ -122,6 +122,7 @@ def route_plan(plant: Plant, line: LineSection) -> RoutePlan:
         return_after_max_ns=ms_to_ns(told.return_after_max_ms),
         steady_ns=ms_to_ns(told.steady_ms),
         trial_frames=told.trial_frames,
+        trial_differ_max=told.trial_differ_max,
     )
 
 

@@ -133,6 +133,7 @@ class RouteSection(Section):
     return_after_max_ms: Milliseconds = 60_000
     steady_ms: Milliseconds = 60_000
     trial_frames: int = Field(default=5, ge=1, le=1000)
+    trial_differ_max: int = Field(default=1, ge=0, le=1000)
     trial_latency_share: float = Field(default=0.85, gt=0, le=1)
     trial_band_pool: float = Field(default=0.005, ge=0, le=1)
     trial_band_fallback: float = Field(default=0.05, ge=0, le=1)

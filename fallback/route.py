@@ -159,7 +159,8 @@ class RoutePlan:
     beat_lost_ns: silence of the batcher that counts as its death.
     return_after_ns, return_after_max_ns: how long headroom must have been held before trials; after
     a fall for measured reasons within `steady_ns` of the last return (or in the trials) it doubles.
-    trial_frames: trials in a row that must be in time and agree.
+    trial_frames: trials in a row that must be in time and agree. trial_differ_max: so many more
+    may disagree, which is what two different models do now and then.
     """
 
     window_ns: int
@@ -173,6 +174,7 @@ class RoutePlan:
     return_after_max_ns: int
     steady_ns: int
     trial_frames: int
+    trial_differ_max: int = 1
 
     def __post_init__(self) -> None:
         lengths = (self.window_ns, self.latency_ns, self.beat_lost_ns, self.return_after_ns)
@@ -209,7 +211,7 @@ class LineRoute:
         self._beat_at_ns: int | None = None
         self._free_at_ns = now_ns  # no trial before
         self._hold_ns = 0  # of the last fall for measured reasons; 0: none since it was steady
-        self._passed = self._overdue = 0  # of the trials in progress
+        self._passed = self._overdue = self._differing = 0  # of the trials in progress
         self._window: deque[_Measured] = deque()
         self._over = self._hedged = self._late = 0  # in the window
 
@@ -327,7 +329,9 @@ class LineRoute:
             if self._overdue >= self.plan.trial_frames:
                 self._fall(Cause.DISPROVEN, "trial-late", now_ns, changes)
         elif not event.agrees:
-            self._fall(Cause.DISPROVEN, "trial-disagreed", now_ns, changes)
+            self._differing += 1
+            if self._differing > self.plan.trial_differ_max:
+                self._fall(Cause.DISPROVEN, "trial-disagreed", now_ns, changes)
         else:
             self._passed += 1
             if self._passed >= self.plan.trial_frames:
@@ -353,7 +357,7 @@ class LineRoute:
             raise RouteError(f"{cause.value} ({reason}) at {now_ns} on {told} is not in ROUTES")
         changes.append(ChangeRoute(self.route, after, reason))
         self.route, self.reason, self.since_ns = after, reason, now_ns
-        self._passed = self._overdue = 0
+        self._passed = self._overdue = self._differing = 0
         self._window.clear()
         self._over = self._hedged = self._late = 0
 

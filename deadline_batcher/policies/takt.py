@@ -3,7 +3,8 @@
 In short: the category whose largest fitting batch must start first goes first; the last free GPU
 takes no batch after which what waits elsewhere, or could arrive now, finds no GPU in time; where
 the next part of a line is due soon, or the next GPU comes soon enough, a batch that would be
-dear for its size waits; once a part has been lost, full batches count more than their heads.
+dear for its size waits; fewer parts than the load needs in one batch wait for more; once a part
+has been lost, full batches count more than their heads.
 Needs: execution times, cycle times and deadlines of the lines (without cycle times it predicts
 nothing and still keeps its guarantee, which never rests on a prediction).
 """
@@ -15,6 +16,7 @@ from bisect import bisect_right, insort
 from deadline_batcher.board import Board, Part
 from deadline_batcher.plan import Plan, frontier
 from deadline_batcher.policies.coming import Coming
+from deadline_batcher.policies.pace import Pace
 from deadline_batcher.policies.policy import Choice, Hold
 from deadline_batcher.policies.saturation import Saturation
 
@@ -42,6 +44,7 @@ class Takt:
         ]
         self._coming = Coming(plan)
         self._saturation = Saturation(plan, self._usable)
+        self._pace = Pace(plan, self._usable)
 
     def waits(self, part: Part) -> None:
         """Learn when each line's next part is due, and how much work arrives."""
@@ -65,8 +68,15 @@ class Takt:
         is_last = len(board.free) == 1
         held_ns: dict[int, int] = {}
         until_ns = NEVER_NS
+        enough = self._pace.for_gpus(len(board.ready))
         for start_ns, number, full in self._ranked(board, now_ns):
             size = full
+            entries = board.queues[number].entries
+            if len(entries) < enough[number].size:
+                ripe_ns = entries[0][0] - enough[number].before_due_ns
+                if ripe_ns > now_ns:
+                    until_ns = min(until_ns, ripe_ns)
+                    continue
             if is_last:
                 size = self._fitting(board, number, full, now_ns, held_ns)
                 if not size:
@@ -152,11 +162,16 @@ class Takt:
             free_ns = ends[0]
             if free_ns > need_ns:
                 return False
+            wcet_ns = self._wcet[other]
+            by_then = waiting + int(self._rates[other] * max(0, free_ns - now_ns)) + 1
+            if not waiting:
+                # Parts come until then: half of them are what one batch must carry.
+                half = min((by_then + 1) // 2, len(wcet_ns))
+                if free_ns + wcet_ns[half - 1] > due_ns:
+                    return False
             if len(needs) == 1:
                 return True
-            wcet_ns = self._wcet[other]
             fits = max(1, bisect_right(wcet_ns, due_ns - free_ns))
-            by_then = waiting + int(self._rates[other] * max(0, free_ns - now_ns)) + 1
             ends[0] = free_ns + wcet_ns[min(by_then, fits) - 1]
             if len(ends) > 1 and ends[0] > ends[1]:
                 ends.sort()

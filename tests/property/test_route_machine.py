@@ -39,7 +39,7 @@ CYCLE_NS = 20 * MS
 BEAT_NS = 25 * MS
 BACK_NS = ROUTE.return_after_max_ns + BEAT_NS + (ROUTE.trial_frames + 2) * CYCLE_NS + 80 * MS
 """The stated time: the longest hold, a beat, the trials, and one part's life."""
-BETWEEN_TRIALS = ("shed", "operator", "no-gpu", "wrong", "dead", "broken")
+BETWEEN_TRIALS = ("shed", "operator", "no-gpu", "wrong", "dead", "broken", "slow")
 TROUBLES = ("is_pool_dead", "is_pool_wrong", "is_refusing", "is_fallback_broken")
 
 
@@ -76,7 +76,7 @@ class Plant(RuleBasedStateMachine):
         self.route_since_ns = 0
         self.fell_at_ns: int | None = None
         self.changes: list[r.ChangeRoute] = []
-        self.good_trials = 0  # in a row, by this machine's own account
+        self.good_trials = self.wrong_trials = 0  # by this machine's own account
 
     # --- obeying and judging ----------------------------------------------------------------
 
@@ -91,6 +91,7 @@ class Plant(RuleBasedStateMachine):
                     part = self.parts[command.part]
                     assert route is not Route.FALLBACK or self.core.route is not Route.FALLBACK
                     part.is_trial = command.is_trial
+                    part.is_trial_over = False  # a new batcher is offered what the old one had
                     self.pool_gets(command.part)
                 case g.StartFallback():
                     self.at(5 * MS, g.FallbackDone(command.part, not self.is_fallback_broken))
@@ -104,8 +105,9 @@ class Plant(RuleBasedStateMachine):
                     assert part.is_pool_in and part.fallback_ok
                     assert part.verdict is not None
                     self.at(0, lc.TrialCompared(command.part, not self.is_pool_wrong))
-                    is_good = part.pool_took_ns <= PLAN.trial_latency_ns and not self.is_pool_wrong
-                    self.good_trials = self.good_trials + 1 if is_good else 0
+                    assert part.pool_took_ns <= PLAN.trial_latency_ns
+                    self.good_trials += not self.is_pool_wrong
+                    self.wrong_trials += self.is_pool_wrong
                 case lc.EndTrial():
                     self.trial_over(command.part)
                     part = self.parts[command.part]
@@ -117,9 +119,10 @@ class Plant(RuleBasedStateMachine):
                     route, self.route_since_ns = command.after, self.now_ns
                     if command.before is Route.RETURNING and command.after is Route.POOL:
                         assert self.good_trials >= ROUTE.trial_frames, "returned unproven"
+                        assert self.wrong_trials <= ROUTE.trial_differ_max
                     elif command.after is Route.POOL:
                         assert len(self.changes) == 1, "only a line that has never fallen"
-                    self.good_trials = 0
+                    self.good_trials = self.wrong_trials = 0
         assert route is self.core.route, "the route changed without a word"
 
     def pool_gets(self, part: int) -> None:
@@ -228,15 +231,13 @@ class Plant(RuleBasedStateMachine):
         self.is_shed = on
         self.feed(r.LineShed("test") if on else r.LineUnshed())
 
-    @rule(
-        what=st.sampled_from(["shed", "operator", "no-gpu", "wrong", "dead", "broken"]),
-        ms=st.integers(0, 40),
-    )
+    @rule(what=st.sampled_from(BETWEEN_TRIALS), ms=st.integers(0, 40))
     def something_comes_between_the_trials(self, what: str, ms: int) -> None:
         """The same troubles, at an instant that is otherwise seldom hit."""
-        end_ns = self.now_ns + 600 * MS
-        while self.core.route is not Route.RETURNING and self.now_ns < end_ns:
-            self.pass_until(self.now_ns + 5 * MS)
+        self.clear()
+        self.operator(True)
+        self.operator(False)  # brings trials as soon as the pool may be counted on
+        self.pass_until(self.now_ns + BEAT_NS)
         self.pass_until(self.now_ns + ms * MS)
         match what:
             case "shed" if not self.is_batcher_dead:
@@ -251,12 +252,22 @@ class Plant(RuleBasedStateMachine):
                 self.is_pool_dead = True
             case "broken":
                 self.is_fallback_broken = True
-        self.pass_until(self.now_ns + 30 * MS)
+            case "slow":
+                self.pool_takes_ms = 65
+        self.pass_until(self.now_ns + 150 * MS)
 
     @rule(on=st.booleans())
     def operator(self, on: bool) -> None:
         self.is_forced = on
         self.feed(r.OperatorForced() if on else r.OperatorReleased())
+
+    def clear(self) -> None:
+        """Every trouble stops."""
+        self.is_pool_dead = self.is_pool_wrong = self.is_refusing = self.is_fallback_broken = False
+        self.is_camera_on, self.pool_takes_ms, self.gpus = True, 20, 2
+        self.batcher_dies(False)
+        self.shed(False)
+        self.operator(False)
 
     # --- what must hold ---------------------------------------------------------------------
 
@@ -277,11 +288,7 @@ class Plant(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         """The troubles stop: the line is back on the pool within the stated time, for good."""
-        self.is_pool_dead = self.is_pool_wrong = self.is_refusing = self.is_fallback_broken = False
-        self.is_camera_on, self.pool_takes_ms, self.gpus = True, 20, 2
-        self.batcher_dies(False)
-        self.shed(False)
-        self.operator(False)
+        self.clear()
         # what the troubles left behind: parts with the pool, and a window full of them
         self.pass_until(self.now_ns + ROUTE.window_ns + 100 * MS)
         self.pass_until(self.now_ns + BACK_NS)

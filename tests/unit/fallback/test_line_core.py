@@ -114,8 +114,9 @@ def test_trials_that_agree_bring_the_line_back(answer_ms: int) -> None:
     assert told == [g.Decide(2, "fallback", ""), lc.CompareTrial(2), to_pool]
 
 
-def test_a_trial_that_disagrees_sends_the_line_back() -> None:
+def test_a_second_trial_that_disagrees_sends_the_line_back() -> None:
     line = returning()
+    line.trial(agrees=False)
     told = line.trial(agrees=False)
     assert told[-1] == r.ChangeRoute(Route.RETURNING, Route.FALLBACK, "trial-disagreed")
 

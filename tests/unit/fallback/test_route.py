@@ -219,8 +219,19 @@ def test_a_trial_out_of_time_begins_the_row_anew_and_too_many_end_it() -> None:
     assert line.last == (Route.FALLBACK, "trial-late")
 
 
-def test_one_trial_that_disagrees_ends_them_and_the_hold_doubles_up_to_its_most() -> None:
-    line = returning(CALM)
+def test_two_models_may_disagree_once_in_a_row_of_trials() -> None:
+    line = returning()
+    for event in (GOOD, WRONG, GOOD, GOOD):
+        line.feed(event, 10 * MS)
+    assert line.core.route is Route.POOL
+    line = returning()
+    for event in (WRONG, GOOD, GOOD, WRONG):
+        line.feed(event, 10 * MS)
+    assert line.last == (Route.FALLBACK, "trial-disagreed")
+
+
+def test_one_more_that_disagrees_ends_them_and_the_hold_doubles_up_to_its_most() -> None:
+    line = returning(replace(CALM, trial_differ_max=0))
     holds = []
     now_ns = 0
     for _ in range(7):

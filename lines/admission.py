@@ -132,6 +132,10 @@ class Admission:
         self._parts_seen[part_id] = now_ns
         self._came(session, seq)
 
+    def remember_seq(self, session: str, seq: int) -> None:
+        """A former process of this line had frames up to `seq`, or said that they were lost."""
+        self._came(session, seq)
+
     def hello(
         self, routing_id: bytes, key_name: str, header: HelloHeader, now_ns: int
     ) -> Refusal | None:

@@ -39,6 +39,7 @@ class _Batch:
     rows: int
     made_at_ns: int
     sent: bool = False
+    sent_at_ns: int = 0
 
 
 class JournalSender:
@@ -124,7 +125,9 @@ class JournalSender:
         if self._heard:
             self._heard = False
             self._silence_ns = RESEND_AFTER_NS
-            self._resend_at_ns = now_ns + RESEND_AFTER_NS if self._batches else None
+            # From the oldest on: acknowledgements of later ones must not put off one that was lost.
+            oldest = next(iter(self._batches.values()), None)
+            self._resend_at_ns = None if oldest is None else self._silent_from(oldest, now_ns)
         if self._resend_at_ns is not None and now_ns >= self._resend_at_ns:
             for batch in self._batches.values():
                 batch.sent = False
@@ -134,7 +137,7 @@ class JournalSender:
         while self._rows_waiting:
             self._make_batch(now_ns)
         if self._unsent:
-            self._send_unsent()
+            self._send_unsent(now_ns)
         if self._batches and self._resend_at_ns is None:
             self._resend_at_ns = now_ns + self._silence_ns
 
@@ -193,7 +196,10 @@ class JournalSender:
         self._rows_waiting -= rows_taken
         self._rows_unacknowledged += rows_taken
 
-    def _send_unsent(self) -> None:
+    def _silent_from(self, oldest: _Batch, now_ns: int) -> int:
+        return (oldest.sent_at_ns if oldest.sent else now_ns) + RESEND_AFTER_NS
+
+    def _send_unsent(self, now_ns: int) -> None:
         for batch_id, batch in self._batches.items():
             if batch.sent:
                 continue
@@ -202,7 +208,7 @@ class JournalSender:
                 self.socket.send_multipart(frames, zmq.NOBLOCK)
             except zmq.Again:
                 return
-            batch.sent = True
+            batch.sent, batch.sent_at_ns = True, now_ns
             self._unsent -= 1
 
     def _drop_stale(self, now_ns: int) -> None:

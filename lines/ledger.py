@@ -6,6 +6,7 @@ changed after the row it speaks of is whole, so that a kill at any instant leave
 
 A part whose row the journal has is settled: it is journalled no more, and stays until its place is
 needed, because the next process must know it: the camera goes on counting in the same session.
+A lost frame has no entry; a mark says up to which one its session's have been named.
 """
 
 from __future__ import annotations
@@ -23,6 +24,9 @@ ROW_BYTES = 2040
 _ENTRY_BYTES = 8 + 2 * (4 + ROW_BYTES)
 _STATE = struct.Struct("<Q")
 _LENGTH = struct.Struct("<I")
+_SESSION_BYTES = 256
+_MARK = struct.Struct(f"<QqI{_SESSION_BYTES}s")  # turn, seq, length of the session, session
+_SIZE = ENTRIES * _ENTRY_BYTES + 2 * _MARK.size
 PERHAPS_SENT = "restart.perhaps_sent"
 """The event that names a part in doubt whose verdict was leaving; its subject: line/session/seq."""
 
@@ -70,13 +74,12 @@ class Ledger:
     def __init__(self, tag: str, line_id: str) -> None:
         """Open the ledger that a former process left, or make one."""
         name = ledger_name(tag, line_id)
-        size = ENTRIES * _ENTRY_BYTES
         try:
-            self._segment = Segment.attach(name, size, writable=True)
+            self._segment = Segment.attach(name, _SIZE, writable=True)
         except SharedMemoryError:
             # Of another size: another version's ledger, which this one cannot read.
             (SHM_FOLDER / name).unlink(missing_ok=True)
-            self._segment = Segment.create(name, size)
+            self._segment = Segment.create(name, _SIZE)
 
     def accept(self, part: int, restart_row: dict[str, Any]) -> None:
         """Before the ack: from here on the part is owed."""
@@ -94,6 +97,29 @@ class Ledger:
         """The verdict has left; `row` is the part's final row."""
         self._write_row(part, 1, _encoded(row))
         self._set(part, EntryState.SENT)
+
+    def mark_lost(self, session: str, seq: int) -> None:
+        """Before a lost frame is named: frames of the session up to this one have their verdict."""
+        raw = session.encode()[:_SESSION_BYTES]
+        turn = max(turn for turn, _, _ in self._marks()) + 1
+        offset = _SIZE - (1 + turn % 2) * _MARK.size  # never over the one that counts
+        self._segment.mapping[offset : offset + 8] = bytes(8)
+        _MARK.pack_into(self._segment.mapping, offset, 0, seq, len(raw), raw)
+        _STATE.pack_into(self._segment.mapping, offset, turn)
+
+    def lost_up_to(self) -> tuple[str, int] | None:
+        """(session, seq) of the last lost frame that was named, or None."""
+        turn, seq, session = max(self._marks())
+        return (session, seq) if turn else None
+
+    def _marks(self) -> list[tuple[int, int, str]]:
+        marks = []
+        for number in (1, 2):
+            turn, seq, length, raw = _MARK.unpack_from(
+                self._segment.mapping, _SIZE - number * _MARK.size
+            )
+            marks.append((turn, seq, raw[:length].decode("utf-8", "replace")))
+        return marks
 
     def left_over(self) -> list[dict[str, Any]]:
         """The rows a former process left, for the journal, which ignores those it has."""

@@ -63,6 +63,9 @@ class PartBook:
         for row in self._ledger.remembered():
             if row["part_id"]:
                 admission.remember_part(row["part_id"], row["session"], row["seq"], now_ns)
+        lost = self._ledger.lost_up_to()
+        if lost is not None:
+            admission.remember_seq(*lost)
         # What the journal has not taken yet is found again after another death, in its place.
         self._next_number = self._ledger.next_number()
         if journal.settle(RESTART_SETTLE_NS) == 0:
@@ -101,6 +104,7 @@ class PartBook:
         # Counted downward: it is not owed, and must not take another part's place in the ledger.
         self._last_lost -= 1
         number = self._last_lost
+        self._ledger.mark_lost(session, seq)
         capture = Capture(noticed_at_ns, "none", False)
         due_at_ns, deadline_at_ns = due_times(self._settings, noticed_at_ns)
         part = OpenPart(

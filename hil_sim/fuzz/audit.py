@@ -16,6 +16,7 @@ from hil_sim.fuzz.engines import FACTS, score_of
 from hil_sim.fuzz.host import MS, Process, World
 from hil_sim.fuzz.outside import Camera, Got, Key, Sent
 from lines import ledger as ledger_
+from lines.journal_link import JournalSender
 from lines.ledger import Ledger
 from lines.output import VerdictOutput
 from lines.settings import LineSettings
@@ -66,6 +67,7 @@ class Audit:
         self._settings = settings
         self._slack_ns = slack_ns
         self._excused = excused
+        self._perhaps_sent: set[str] = set()
         self._open: Counter[Process] = Counter()
         self._ring: dict[tuple[str, int], Accepted] = {}
 
@@ -73,7 +75,7 @@ class Audit:
 
     def wrappers(self) -> Sequence[tuple[Any, str, Any]]:
         """Where it listens in: a part accepted, a verdict handed to the actuator's socket."""
-        accept, send = Ledger.accept, VerdictOutput.send
+        accept, send, event = Ledger.accept, VerdictOutput.send, JournalSender.event
 
         @wraps(accept)
         def on_accept(ledger: Ledger, part: int, row: dict[str, Any]) -> None:
@@ -87,7 +89,18 @@ class Audit:
             decided.is_sent = is_sent
             return is_sent
 
-        return [(Ledger, "accept", on_accept), (VerdictOutput, "send", on_send)]
+        @wraps(event)
+        def on_event(
+            sender: JournalSender, at_ns: int, kind: str, subject: str, detail: str = ""
+        ) -> None:
+            self.world.note(self.world.here.name, f"{kind} {subject} {detail}")
+            event(sender, at_ns, kind, subject, detail)
+
+        return [
+            (Ledger, "accept", on_accept),
+            (VerdictOutput, "send", on_send),
+            (JournalSender, "event", on_event),
+        ]
 
     def _accepted(self, row: dict[str, Any], place: int) -> None:
         key = (row["line"], row["session"], row["seq"])
@@ -190,13 +203,18 @@ class Audit:
 
     def finish(self, rows: list[dict[str, Any]], events: list[dict[str, Any]]) -> None:
         """Compare with the journal and with what the cameras were told."""
-        dropped = {event["unit"] for event in events if event["kind"] == "journal.dropped"}
+        dropped: Counter[str] = Counter()
+        for event in events:
+            if event["kind"] == "journal.dropped":
+                dropped[event["unit"]] += int(event["detail"].split()[0])
         is_memory_full = any(event["kind"] == "journal.memory_full" for event in events)
+        self._perhaps_sent = {e["subject"] for e in events if e["kind"] == ledger_.PERHAPS_SENT}
         journalled = {(row["line"], row["session"], row["seq"]): row for row in rows}
         for key, accepted in self.accepted.items():
             row = journalled.get(key)
             if row is None:
-                is_told = f"line-{key[0]}" in dropped or is_memory_full
+                dropped[f"line-{key[0]}"] -= 1
+                is_told = dropped[f"line-{key[0]}"] >= 0 or is_memory_full
                 # A line and the journal lost together: rows of more parts than the ledger holds.
                 is_past = accepted.life.is_dead and accepted.overwritten_by is not None
                 self.counts["rows_past_the_ring"] += is_past
@@ -226,6 +244,8 @@ class Audit:
         elif is_restart:
             # Killed between handing the verdict to the socket and writing that it was sent.
             self.counts["in_doubt_sent"] += 1
+            if "/".join(map(str, key)) not in self._perhaps_sent and decided.is_sent:
+                self.world.mistake(1, f"{key} was sent, its row says restart and nobody tells")
             if not decided.life.is_dead:
                 self.world.mistake(4, f"{key} has a verdict, its row says restart")
         elif row["verdict"] != decided.fields["verdict"]:

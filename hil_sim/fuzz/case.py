@@ -77,6 +77,7 @@ KINDS: dict[str, tuple[str, int, int]] = {
     # kind: what its target counts, shortest and longest length in ms
     "kill-line": ("line", 0, 0),
     "kill-line-twice": ("line", 0, 0),
+    "stop-line": ("line", 0, 0),
     "kill-batcher": ("", 0, 0),
     "kill-journal": ("", 0, 0),
     "kill-step": ("line", 0, 0),
@@ -157,7 +158,7 @@ def case_of(seed: int) -> Case:
         readmit_ms=5000 if seed % 16 == 0 else 500,
         cycle_ms=cycle_ms,
         deadline_ms=random.choice((70, 110, 200)),
-        journal_rows_max=random.choice((20_000, 20_000, 12)),
+        journal_rows_max=random.choice((20_000, 20_000, 8)),
         faults=tuple(sorted(faults, key=lambda fault: fault.at_ms)),
     )
 

@@ -6,10 +6,12 @@ verdict that was made from another's picture, or from none, cannot go unseen.
 
 from __future__ import annotations
 
+import itertools
 import zlib
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -17,14 +19,22 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from appliance.triton.client import CallFailed, Counters
+from appliance.triton.client import CallFailed, Counters, Health
+from appliance.triton.faults import Failure, Kind, failure_of
 from appliance.triton.region import Region
+from deadline_batcher import shm
 from fallback.session import ModelFacts
 from hil_sim.fuzz.host import MS, World
 
 FACTS = ModelFacts("model", "ab" * 32, (2, 4, 1), 0.5, ("defect",))
 CALL_NS = (200_000, 2 * MS)
 CONTROL_LIMIT_NS = 1_000 * MS
+UNREACHABLE = failure_of("UNAVAILABLE", "failed to connect to all addresses")
+RESET = failure_of("UNAVAILABLE", "Socket closed")
+NO_REGION = failure_of(
+    "INVALID_ARGUMENT", "Unable to find shared memory region with name: 'region'"
+)
+REGION_TAKEN = failure_of("ALREADY_EXISTS", "shared memory region 'region' already in manager")
 
 Pictures = npt.NDArray[np.uint8]
 
@@ -44,7 +54,7 @@ class FallbackTroubles:
 
 
 class Session:
-    """fallback.session.Session: takes its time, up to its worst case, and reads its picture live."""
+    """fallback.session.Session: takes up to its worst case, and reads its picture live."""
 
     def __init__(
         self, world: World | None, wcet_ns: int, random: Random, troubles: FallbackTroubles
@@ -87,7 +97,7 @@ class Call:
     region: Region
     slot: int
     rows: int
-    on_answer: Callable[[str | None], None]
+    on_answer: Callable[[Failure | None], None]
     epoch: int
     owner: Any
 
@@ -117,6 +127,7 @@ class Server:
         self._calls: deque[Call] = deque()
         self._is_running = False
         self._last: tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]] | None = None
+        self.clients: list[Client] = []
         self.writing: set[tuple[str, int]] = set()
         """Region and slot of every call that has not ended: the server may write there."""
 
@@ -127,11 +138,14 @@ class Server:
         if not self.is_up:
             return
         self.is_up = False
+        self.hung_until_ns = self.lies_until_ns = self.slow_until_ns = 0
         self._regions.clear()
+        for client in list(self.clients):
+            self.world.after(self._call_ns(), client.lose)
         calls, self._calls = list(self._calls), deque()
         self._is_running = False
         for call in calls:
-            self.world.after(self._call_ns(), lambda call=call: self._end(call, "connection reset"))
+            self.world.after(self._call_ns(), partial(self._end, call, RESET))
         self.world.note(f"gpu{self.gpu}", "server dies")
 
     def start(self) -> None:
@@ -156,13 +170,21 @@ class Server:
     def register(self, name: str) -> None:
         """Map a region by its name; it stays mapped until this process ends."""
         if name in self._regions:
-            raise CallFailed("shared memory region already in manager")
+            raise CallFailed(REGION_TAKEN)
         self._regions.add(name)
+
+    def let_go(self, prefix: str, retired: set[str]) -> set[str]:
+        """Unmap regions of the dead and `retired` ones, but for those that a call uses."""
+        used = {name for name, _ in self.writing}
+        old = {n for n in self._regions if n.startswith(prefix)}
+        old = {name for name in old if name in retired or shm.is_of_the_dead(name)}
+        self._regions -= old - used
+        return old & used
 
     def infer(self, call: Call) -> None:
         """Queue a call."""
         if not self.is_up:
-            self.world.after(self._call_ns(), lambda: self._end(call, "failed to connect"))
+            self.world.after(self._call_ns(), lambda: self._end(call, UNREACHABLE))
             return
         key = (call.region.name, call.slot)
         if key in self.writing:
@@ -182,7 +204,7 @@ class Server:
         call = self._calls[0]
         self._is_running = True
         if call.region.name not in self._regions:
-            self._over(call, self.epoch, None, "unable to find shared memory region")
+            self._over(call, self.epoch, None, NO_REGION)
             return
         slot = call.region.slots[call.slot]
         images = slot.pictures(call.rows, FACTS.picture_bytes).copy()
@@ -198,7 +220,7 @@ class Server:
 
     def _over(
         self, call: Call, epoch: int,
-        inputs: tuple[Pictures, npt.NDArray[np.int64]] | None, error: str | None,
+        inputs: tuple[Pictures, npt.NDArray[np.int64]] | None, error: Failure | None,
     ) -> None:  # fmt: skip
         if epoch != self.epoch or not self.is_up:
             return  # of a process that has died meanwhile
@@ -238,7 +260,7 @@ class Server:
         slot.scores[:written] = scores[:written]
         slot.echoes[:written] = nonces[:written]
 
-    def _end(self, call: Call, error: str | None) -> None:
+    def _end(self, call: Call, error: Failure | None) -> None:
         self.writing.discard((call.region.name, call.slot))
         if not call.owner.is_dead:
             call.on_answer(error)
@@ -247,14 +269,37 @@ class Server:
 class Client:
     """appliance.triton.client.TritonClient."""
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: Server, on_disconnect: Callable[[], None] | None = None) -> None:
         self._server = server
         self._world = server.world
         self._random = server.world.stream(f"client of gpu{server.gpu}")
         self._owner = server.world.here
+        self._sent_at_ns: dict[int, int] = {}
+        self._numbers = itertools.count()
+        self._on_disconnect = on_disconnect
+        server.clients.append(self)
+
+    def lose(self) -> None:
+        """The connection is gone; told once, shortly after."""
+        on_disconnect, self._on_disconnect = self._on_disconnect, None
+        if on_disconnect is not None and not self._owner.is_dead:
+            on_disconnect()
+
+    @property
+    def open_calls(self) -> int:
+        """Inference calls that have not ended."""
+        return len(self._sent_at_ns)
+
+    def oldest_ns(self, now_ns: int) -> int:
+        """How long the oldest open call has been so."""
+        sent = self._sent_at_ns.values()
+        return now_ns - min(sent) if sent else 0
 
     def close(self) -> None:
-        """Nothing to give back."""
+        """Give the connection back."""
+        self._on_disconnect = None
+        if self in self._server.clients:
+            self._server.clients.remove(self)
 
     def _control(self) -> None:
         """A control call's time. Raises CallFailed where there is no answer."""
@@ -263,16 +308,19 @@ class Client:
             self._world.sleep(min(CONTROL_LIMIT_NS, server.hung_until_ns - self._world.now_ns))
         else:
             self._world.sleep(self._random.randrange(*CALL_NS))
-        if not server.is_up or server.is_hung:
-            raise CallFailed("failed to connect to all addresses")
+        if not server.is_up:
+            raise CallFailed(UNREACHABLE)
+        if server.is_hung:
+            raise CallFailed(Failure(Kind.SILENT, "[DEADLINE_EXCEEDED] Deadline Exceeded"))
 
-    def is_ready(self, model: str) -> bool:
+    def health(self, model: str) -> Health:
         """Triton's own word."""
         try:
             self._control()
-        except CallFailed:
-            return False
-        return True
+        except CallFailed as error:
+            is_silent = error.failure.kind is not Kind.CONNECTION
+            return Health.SILENT if is_silent else Health.ABSENT
+        return Health.READY
 
     def version(self) -> str:
         """The server's version."""
@@ -284,8 +332,10 @@ class Client:
         self._control()
         self._server.register(region.name)
 
-    def unregister(self, region: Region) -> None:
-        """Not needed: a region lives as long as its server."""
+    def unregister_old(self, prefix: str, retired: set[str]) -> set[str]:
+        """Have the server let go of regions of the dead, and of `retired` ones."""
+        self._control()
+        return self._server.let_go(prefix, retired)
 
     def counters(self, model: str) -> Counters:
         """Sums since the server started."""
@@ -294,12 +344,18 @@ class Client:
 
     def infer(
         self, model: str, region: Region, slot: int, rows: int, shape: tuple[int, int, int],
-        on_answer: Callable[[str | None], None],
+        on_answer: Callable[[Failure | None], None],
     ) -> None:  # fmt: skip
         """Start a call."""
         self._world.here  # noqa: B018 - a dead process calls nobody
-        call = Call(region, slot, rows, on_answer, self._server.epoch, self._owner)
-        self._server.infer(call)
+        number = next(self._numbers)
+        self._sent_at_ns[number] = self._world.now_ns
+
+        def ended(failure: Failure | None) -> None:
+            self._sent_at_ns.pop(number, None)
+            on_answer(failure)
+
+        self._server.infer(Call(region, slot, rows, ended, self._server.epoch, self._owner))
 
 
 def no_model(path: Path, threads: int) -> Session:

@@ -131,6 +131,10 @@ def _rest(plant: Plant, fault: Fault, now_ns: int, until_ns: int) -> None:
         world.at(until_ns, end)
 
     match fault.kind:
+        case "stop-line":
+            line = plant.line(plant.lines[fault.target])
+            if line is not None:
+                line.stop()  # SIGTERM; it comes back
         case "stop-batcher" | "stop-journal":
             plant.lives[fault.kind.removeprefix("stop-")].stopped_until_ns = until_ns
         case "journal-full":

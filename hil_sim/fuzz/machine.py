@@ -1,4 +1,4 @@
-"""What the imitated machine gives a process: clock, threads, timers, chance, shared memory, disk."""
+"""What the imitated machine gives a process: clock, threads, timers, shared memory, a disk."""
 
 from __future__ import annotations
 

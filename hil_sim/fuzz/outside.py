@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from random import Random
 from typing import Any
 
@@ -211,8 +212,12 @@ class Camera:
             return
         self._open.add(seq)
         if troubles.twice_until_ns > now_ns:
-            # Again a little later: once more the same, or the same part under a new number.
-            self._world.after(self._random.randrange(40 * MS), lambda: self._put(header, payload))
+            self._world.after(
+                self._random.randrange(40 * MS), partial(self._again, header, payload)
+            )
+
+    def _again(self, header: dict[str, Any], payload: bytes) -> None:
+        self._put(header, payload)
 
     # --- answers ----------------------------------------------------------------------------
 
@@ -266,7 +271,6 @@ class Actuator:
         self._socket.on_link = self._link
         self._bit = False
         self._is_welcome = False
-        self._asks: list[tuple[str, int]] = field(default_factory=list) if False else []
         self._socket.connect(endpoint)
         self._world.after(BEAT_NS, self._beat)
 

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import copy
-import itertools
 import sqlite3
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from random import Random
 
-from appliance.batcher import Batcher, BatcherSettings
+import zmq
+
+from appliance.batcher import Batcher
+from appliance.batcher_settings import BatcherSettings, Rescoring
 from appliance.journal import Journal, serve
 from appliance.journal_store import JournalStore
-from appliance.triton.endpoint import ServedModel
+from appliance.triton import endpoint
 from appliance.triton.goldens import Goldens
+from appliance.triton.news import ServedModel
+from appliance.triton.standing import Patience
 from deadline_batcher import shm
 from deadline_batcher.plan import Category, LineTiming, Plan, PolicySpec
 from deadline_batcher.shedding import SHARE_ONE, ShedPlan
@@ -37,6 +43,7 @@ BATCHER_AT = f"ipc://{RUN}/batcher.sock"
 JOURNAL_AT = f"ipc://{RUN}/journal.sock"
 POOL_WCET_NS = (5 * MS, 7 * MS, 9 * MS, 11 * MS)
 FALLBACK_WCET_NS = 10 * MS
+SERVER_START_NS = 300 * MS
 RESTART_NS = (40 * MS, 300 * MS)
 FAILED_START_NS = 100 * MS
 SLOTS = 8
@@ -70,22 +77,26 @@ def line_settings(case: Case, line: str) -> LineSettings:
         journal_endpoint=JOURNAL_AT, keys_folder=RUN, runtime_folder=RUN, model_name="model",
         pool_model=ModelIdentity(MODEL, FACTS.threshold, FACTS.labels),
         fallback_path=FALLBACK_MODEL, fallback_threads=1, fallback_concurrent_max=1,
+        fallback_core=0,
         wcet_fallback_ns=FALLBACK_WCET_NS, warm_every_ns=400 * MS,
         deadline_ns=case.deadline_ms * MS, actuation_ns=5 * MS, output_ns=2 * MS, timer_ns=2 * MS,
         start_ns=MS, transport_min_ns=MS, transport_max_ns=20 * MS, fail_safe="reject",
         inhibit_outputs=False, slots=SLOTS, limits=Limits(1000, 1000), journal_backlog_s=BACKLOG_S,
-        route_plan=route_plan(case), trial_latency_ns=case.deadline_ms * MS * 3 // 4,
+        route_plan=route_plan(case), trial_latency_ns=case.deadline_ms * MS,
         trial_bands=(0.005, 0.005),
     )  # fmt: skip
 
 
 def route_plan(case: Case) -> RoutePlan:
-    """The shipped rules with times that fit into a second."""
+    """The shipped rules with times that fit into a second.
+
+    Latency alone is no pressure here: a rule that waits as long as it may would never be trusted.
+    """
     return RoutePlan(
         window_ns=600 * MS, window_parts_min=6, latency_percentile=90,
-        latency_ns=case.deadline_ms * MS * 9 // 10, hedge_permille=300, late_permille=300,
-        beat_lost_ns=600 * MS, return_after_ns=80 * MS, return_after_max_ns=640 * MS,
-        steady_ns=400 * MS, trial_frames=2,
+        latency_ns=case.deadline_ms * MS, hedge_permille=300, late_permille=300,
+        beat_lost_ns=600 * MS, return_after_ns=20 * MS, return_after_max_ns=640 * MS,
+        steady_ns=400 * MS, trial_frames=1,
     )  # fmt: skip
 
 
@@ -117,6 +128,14 @@ def plan_of(case: Case) -> Plan:
     )  # fmt: skip
 
 
+def patience(case: Case) -> Patience:
+    """The shipped limits, with the times after a loss of the case."""
+    return Patience(
+        readmit_ns=case.readmit_ms * MS, quarantine_first_ns=200 * MS,
+        quarantine_max_ns=800 * MS,
+    )  # fmt: skip
+
+
 _goldens: list[Goldens] = []
 
 
@@ -125,7 +144,7 @@ def goldens_of_run() -> Goldens:
     if not _goldens:
         _goldens.append(Goldens(FALLBACK_MODEL))
     goldens = copy.copy(_goldens[0])
-    goldens._turn = itertools.count()
+    goldens._random = Random(0)
     return goldens
 
 
@@ -188,6 +207,7 @@ class Plant:
     def _live(self, life: Process, main: Callable[[Process], None]) -> None:
         try:
             main(life)
+            self.world.kill(life, "has ended, as it was told")
         except (shm.SharedMemoryError, sqlite3.Error) as error:
             self.world.kill(life, f"cannot start: {error}")
 
@@ -196,7 +216,7 @@ class Plant:
         for name, life in self.lives.items():
             if life.is_dead:
                 self.lives[name] = self.world.process(name, COMING)
-                self.world.after(self._restart.randrange(*RESTART_NS), lambda n=name: self.start(n))
+                self.world.after(self._restart.randrange(*RESTART_NS), partial(self.start, name))
 
     def kill(self, name: str, why: str) -> None:
         """SIGKILL of whatever runs under this name now."""
@@ -215,20 +235,32 @@ class Plant:
             BatcherSettings(
                 plan=plan, shed=shed_plan(self.case, plan), plant_tag=TAG, lines=tuple(self.lines),
                 models=(ServedModel("model", len(POOL_WCET_NS), goldens_of_run()),),
-                endpoints=tuple(self.machine.servers), link_endpoint=BATCHER_AT,
+                servers=self._servers(), rescore=Rescoring(f"ipc://{RUN}/rescore.sock", 0, 0.1),
+                patience=patience(self.case), link_endpoint=BATCHER_AT,
                 journal_endpoint=JOURNAL_AT, journal_backlog_s=BACKLOG_S,
                 event_journal=RUN / "events.jsonl", event_journal_bytes_max=200_000,
             )
         )  # fmt: skip
         life.subject.run(lambda: None)
 
+    def _servers(self) -> tuple[endpoint.Server, ...]:
+        return tuple(
+            endpoint.Server(f"gpu{server.gpu}", "", partial(self._restart_server, server))
+            for server in self.servers
+        )
+
+    def _restart_server(self, server: Server, why: str) -> bool:
+        server.die()
+        self.world.after(SERVER_START_NS, server.start)
+        return True
+
     def _journal(self, life: Process) -> None:
         store = JournalStore(Folder(), {})  # type: ignore[arg-type]
         journal = Journal(store, round(BACKLOG_S * 1e9))
         life.subject = journal
         context = substitutes.Context(self.machine.network)
-        router = context.socket(substitutes.zmq.ROUTER)
-        router.set(substitutes.zmq.RCVHWM, 64)
+        router = context.socket(zmq.ROUTER)
+        router.set(zmq.RCVHWM, 64)
         router.bind(JOURNAL_AT)
         serve(router, journal, Never())  # type: ignore[arg-type]
 

@@ -77,11 +77,10 @@ class Run:
 
     def play(self, more: Sequence[Callable[[], Sequence[Change]]] = ()) -> Result:
         """Run it. `more`: bugs planted on purpose."""
-        readmit_ns = self.case.readmit_ms * MS
         whole_ns = 0
         layers = [self._limits, *more, self.audit.wrappers, self.stepper.wrappers]
         try:
-            with substituted(self.machine, readmit_ns, layers):
+            with substituted(self.machine, layers):
                 try:
                     whole_ns = self._phases()
                 except Spinning as error:
@@ -92,10 +91,15 @@ class Run:
         finally:
             self.machine.disk.close()
         return Result(
-            self.case, list(self.world.mistakes), self.world.trace,
-            zlib.crc32(repr(self.audit.verdict_trace).encode()), self.audit.counts, list(self.world.story),
-            whole_ns, [f"{k.when} {k.step}" for k in self.kills if k.is_reached],
-        )  # fmt: skip
+            case=self.case,
+            mistakes=list(self.world.mistakes),
+            trace=self.world.trace,
+            verdict_trace=zlib.crc32(repr(self.audit.verdict_trace).encode()),
+            counts=self.audit.counts,
+            story=list(self.world.story),
+            whole_again_ns=whole_ns,
+            steps_reached=[f"{kill.when} {kill.step}" for kill in self.kills if kill.is_reached],
+        )
 
     def _phases(self) -> int:
         world, case, plant = self.world, self.case, self.plant

@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -23,13 +24,13 @@ import crc32c
 import zmq
 
 from appliance import event_journal, journal, journal_store
-from appliance.triton import client, endpoint
+from appliance.triton import client
 from deadline_batcher import shm, timer
 from fallback import session
 from hil_sim.fuzz import engines, machine
 from hil_sim.fuzz.host import World
 from hil_sim.fuzz.wires import Network, Poller, Socket
-from lines import keys, ledger, process, slots, sockets, threads
+from lines import decode, keys, ledger, process, slots, sockets, threads
 
 SHIPPED = ("appliance.", "lines.", "fallback.", "deadline_batcher.")
 DRIVEN = (
@@ -40,6 +41,7 @@ DRIVEN = (
 """Loaded before the names are looked for."""
 LEDGER_ENTRIES = 24
 """So few that the ring comes round in a run."""
+_ENTRY_BYTES = ledger._ENTRY_BYTES
 DECODE_NS = (200_000, 2_000_000)
 DECODE_SLOW_NS = 160_000_000
 PREEMPTED_NS = 500_000
@@ -117,7 +119,7 @@ class SlowDecode:
         self.slow_until_ns = 0
         self._world = world
         self._random = world.stream("decode")
-        self._decode = threads.decode
+        self._decode = decode.decode
 
     def __call__(self, header: Any, payload: Any, shape: tuple[int, int, int]) -> Any:
         """Decode, in its own thread."""
@@ -194,8 +196,8 @@ class Machine:
             (queue.SimpleQueue, lambda: machine.SimpleQueue(world)),
             (timer.Timer, lambda: machine.Timer(world)),
             (timer.Signal, lambda: machine.Signal(world)),
-            (session.Session, lambda path, threads: self.make_session(path, threads)),
-            (client.TritonClient, lambda url: engines.Client(self.servers[url])),
+            (session.Session, self._make_session),
+            (client.TritonClient, lambda url, *more: engines.Client(self.servers[url], *more)),
             (threads.CoreLocks, _no_locks),
             (keys.AllowList, AllowList),
             (sockets.start_authenticator, lambda *_: SimpleNamespace(**AUTHENTICATOR)),
@@ -212,20 +214,28 @@ class Machine:
         memory, world = self.memory, self.world
         folder = machine.SharedFolder(memory)
         counts = iter(range(1, 1_000_000))
+
+        def unlink(segment: shm.Segment) -> None:
+            memory.unlink(segment)
+
         return [
             (shm, "SHM_FOLDER", folder),
             (ledger, "SHM_FOLDER", folder),
             (ledger, "ENTRIES", LEDGER_ENTRIES),
+            (ledger, "_SIZE", ledger._SIZE - (ledger.ENTRIES - LEDGER_ENTRIES) * _ENTRY_BYTES),
             (shm, "os", SimpleNamespace(getpid=lambda: world.here.pid)),
             (shm, "start_ticks", memory.is_alive),
             (shm, "_counter", counts),
             (shm.Segment, "create", memory.create),
             (shm.Segment, "attach", memory.attach),
-            (shm.Segment, "unlink", lambda segment: memory.unlink(segment)),
+            (shm.Segment, "unlink", unlink),
             (process, "hash", lambda text: 0),
             (threads, "decode", self.decode),
             (slots, "crc32c", Preempted(world)),
         ]
+
+    def _make_session(self, path: Path, threads: int) -> engines.Session:
+        return self.make_session(path, threads)
 
     def _event_writer(self, path: object) -> EventWriter:
         return EventWriter(self.event_journals.append, lambda: self.is_event_disk_full)
@@ -261,7 +271,7 @@ Change = tuple[Any, str, Any]
 
 @contextmanager
 def substituted(
-    machine_: Machine, readmit_ns: int, more: Sequence[Callable[[], Sequence[Change]]]
+    machine_: Machine, more: Sequence[Callable[[], Sequence[Change]]]
 ) -> Iterator[None]:
     """Every shipped module runs on the imitated machine until the end of the block.
 
@@ -274,7 +284,7 @@ def substituted(
         for name, value in vars(module).items()
         if id(value) in instead
     ]
-    first += [*machine_.named(), (endpoint, "READMIT_NS", readmit_ns)]
+    first += machine_.named()
     before: list[Change] = []
     try:
         for make in (lambda: first, *more):

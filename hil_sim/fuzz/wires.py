@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from random import Random
 from typing import Any, ClassVar
 
@@ -91,7 +92,7 @@ class Network:
         for wire in [w for w in self.wires if w.router.endpoint == endpoint]:
             wire.lost_from_ns = self.world.now_ns
             for end in (wire.dealer, wire.router):
-                self.world.after(SILENCE_NOTICED_NS, lambda wire=wire, end=end: end.lose(wire))
+                self.world.after(SILENCE_NOTICED_NS, partial(end.lose, wire))
 
     def is_cut(self, endpoint: str) -> bool:
         """Whether nothing gets through to it now."""
@@ -313,7 +314,9 @@ class Poller:
         if timeout_ms is not None:
             until_ns = world.now_ns + round(timeout_ms * MS) * self.stretch
         while True:
-            ready = [(thing, zmq.POLLIN) for thing in self._things if thing.is_readable]
+            ready: list[tuple[Any, int]] = [
+                (thing, zmq.POLLIN) for thing in self._things if thing.is_readable
+            ]
             if ready or (until_ns is not None and world.now_ns >= until_ns):
                 return ready
             for thing in self._things:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-
 from appliance import batcher as batcher_
 from appliance.journal_store import JournalStore
 from appliance.line_links import LineLinks
@@ -19,7 +17,7 @@ from lines.journal_link import JournalSender
 from lines.ledger import EntryState, Ledger
 from lines.part_book import PartBook
 from lines.pool_link import PoolLink
-from lines.process import LineProcess
+from lines.slots import SlotWriter
 from lines.threads import JobThread
 
 Plant = Callable[[], list[Change]]
@@ -48,7 +46,8 @@ def slot_without_quarantine() -> list[Change]:
         doubt(self, is_fault)
         if self.live is not None:
             region = self.live.region
-            region._free.extend(k for k in range(len(region.slots)) if k not in region._free)
+            busy = [k for k in range(len(region.slots)) if k not in region._free]
+            region._free.extendleft(busy)
 
     return [(Endpoint, "doubt", hasty)]
 
@@ -67,20 +66,29 @@ def no_take_over_without_refusal() -> list[Change]:
 def answers_are_believed() -> list[Change]:
     """Neither batcher nor line compares an answer's nonce with the part's."""
 
-    class Blind:
-        def __getattr__(self, name: str) -> Any:
-            return getattr(np, name)
+    received = PoolLink.received
 
-        def array_equal(self, *_: object) -> bool:
-            return True
+    def believing(self: PoolLink) -> list[Any]:
+        return [
+            message._replace(nonce_echo=offered[id(self), message.part])
+            if isinstance(message, link.Result) and (id(self), message.part) in offered
+            else message
+            for message in received(self)
+        ]
 
-    def take_result(self: LineProcess, result: link.Result, now_ns: int) -> None:
-        part = self._book.get(result.part)
-        if part is not None and self._guard.is_open(result.part):
-            part.result = result._replace(nonce_echo=part.nonce)
-            self._feed(g.PoolAnswered(result.part), now_ns)
+    offered: dict[tuple[int, int], int] = {}
+    tell = PoolLink.tell
 
-    return [(batcher_, "np", Blind()), (LineProcess, "_take_result", take_result)]
+    def telling(self: PoolLink, message: link.Message) -> bool:
+        if isinstance(message, link.Part):
+            offered[id(self), message.part] = message.nonce
+        return tell(self, message)
+
+    return [
+        (batcher_, "unwritten_rows", lambda slot, rows: None),
+        (PoolLink, "received", believing),
+        (PoolLink, "tell", telling),
+    ]
 
 
 def refused_part_forgotten() -> list[Change]:
@@ -179,15 +187,12 @@ def margins_forgotten() -> list[Change]:
     return [(g.Guard, "handle", late)]
 
 
-def slot_reused_while_decoding() -> list[Change]:
-    """A decided part's slot is free at once, even while the decode thread is still to write it."""
-    decide = LineProcess._decide
-
-    def hasty(self: LineProcess, part: Any, command: g.Decide) -> None:
-        decide(self, part, command)
-        self._book.close(part)
-
-    return [(LineProcess, "_decide", hasty)]
+def slot_not_reserved() -> list[Change]:
+    """A slot is handed out and stays free."""
+    return [
+        (SlotWriter, "take", lambda self: self._free[-1] if self._free else None),
+        (SlotWriter, "release", lambda self, slot: None),
+    ]
 
 
 def accepted_after_the_ack() -> list[Change]:
@@ -206,7 +211,7 @@ BUGS: dict[str, Plant] = {
         forgets_its_former_self, hello_is_lost, slot_without_quarantine,
         no_take_over_without_refusal, answers_are_believed, refused_part_forgotten, slot_leaks,
         dropped_rows_untold, wakeup_lost, state_before_row, commit_failure_ignored,
-        wall_clock_decides, offers_are_kept, margins_forgotten, slot_reused_while_decoding,
+        wall_clock_decides, offers_are_kept, margins_forgotten, slot_not_reserved,
         accepted_after_the_ack, sent_row_not_written,
     )
 }  # fmt: skip

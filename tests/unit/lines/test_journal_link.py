@@ -89,6 +89,26 @@ def test_silence_sends_again_later_and_later(journal: BareJournal) -> None:
     assert (sender.rows_held, sender.dropped_rows) == (0, 0)
 
 
+def test_acknowledgements_of_later_batches_do_not_put_off_one_that_was_lost(
+    journal: BareJournal,
+) -> None:
+    sender = journal.sender()
+    sender.add("events", ROW)
+    sender.flush(10 * S)
+    lost = journal.take()
+    assert lost is not None  # the journal died with it
+    came_again = []
+    for number in range(1, 13):
+        sender.add("events", {**ROW, "at_ns": 1 + number})
+        sender.flush(10 * S + number * 100 * MS)
+        while (taken := journal.take(20)) is not None:
+            if taken[1] == lost[1]:
+                came_again.append(number)
+            else:
+                journal.acknowledge(sender, taken[0], taken[1])
+    assert came_again == [10]  # a second after it was sent
+
+
 def test_the_oldest_are_dropped_after_the_backlog_and_reported(journal: BareJournal) -> None:
     sender = journal.sender(backlog_s=2)
     for at in (10 * S, 11 * S, 12 * S + 1):

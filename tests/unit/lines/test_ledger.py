@@ -119,6 +119,17 @@ def test_a_kill_within_the_row_over_a_settled_part_leaves_neither(written: int) 
     assert left_over() == remembered() == []
 
 
+def test_the_last_lost_frame_that_was_named_is_known_to_the_next_process() -> None:
+    ledger = Ledger(TAG, "line01")
+    assert ledger.lost_up_to() is None
+    for seq in (4, 5, 9):
+        ledger.mark_lost("first", seq)
+        assert Ledger(TAG, "line01").lost_up_to() == ("first", seq)
+    ledger.mark_lost("ä" * 64, 0)
+    assert Ledger(TAG, "line01").lost_up_to() == ("ä" * 64, 0)
+    assert left_over() == []
+
+
 def test_a_ledger_of_settled_parts_is_removed_and_another_is_kept() -> None:
     ledger = Ledger(TAG, "line01")
     ledger.accept(1, IN_DOUBT)

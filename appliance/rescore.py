@@ -70,10 +70,9 @@ class Rescorer:
 
 
 def lower_priority() -> None:
-    """Run only when nobody else wants a core."""
+    """After everybody else. Not SCHED_IDLE: on a busy host such a process takes seconds to end."""
     with contextlib.suppress(OSError):
-        os.nice(19)
-        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+        os.setpriority(os.PRIO_PROCESS, 0, 19)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

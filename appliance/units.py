@@ -54,7 +54,7 @@ def plant_units(plant: Plant, plant_file: Path) -> list[Unit]:
     units.append(Unit("journal", command("journal"), stage=2, nice=TRITON_NICE))
     units.append(Unit("monitor", command("monitor"), 1.0, 10.0, stage=0, nice=TRITON_NICE))
     if plant.pool.rescore_permille:
-        units.append(Unit("rescore", command("rescore"), 1.0, 30.0, stage=1, nice=RESCORE_NICE))
+        units.append(Unit("rescore", command("rescore"), 1.0, 30.0, nice=RESCORE_NICE))
     units.append(Unit("batcher", command("batcher"), stage=1, nice=LINE_NICE))
     units += [
         Unit(f"line-{line.id}", command("line", line.id), nice=LINE_NICE) for line in plant.line

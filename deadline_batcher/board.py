@@ -79,9 +79,20 @@ class Board:
     ready: the numbers of the GPUs that are READY, ascending.
     wcet_on: worst cases by GPU, category and size, with what each GPU's overruns added.
     wcet: those of the GPU offered first, free[0]. What waits fits it at least alone.
+    returned: how many of the waiting parts were in a batch before, on a lost or doubtful GPU.
     """
 
-    __slots__ = ("ends_ns", "free", "occupied", "plan", "queues", "ready", "wcet", "wcet_on")
+    __slots__ = (
+        "ends_ns",
+        "free",
+        "occupied",
+        "plan",
+        "queues",
+        "ready",
+        "returned",
+        "wcet",
+        "wcet_on",
+    )
 
     def __init__(self, plan: Plan, is_by_due: bool) -> None:
         self.plan = plan
@@ -92,6 +103,7 @@ class Board:
         self.ready: list[int] = []
         self.wcet = [category.wcet_ns for category in plan.categories]
         self.wcet_on = [self.wcet] * plan.gpus
+        self.returned = 0
 
     def cap_for(self, category: int, available_ns: int) -> int:
         """The largest batch that the GPU offered first surely ends in `available_ns`; 0: none."""

@@ -172,6 +172,7 @@ class Scheduler:
         queue = self._board.queues[part.category]
         queue.add(part)
         self._waiting += 1
+        self._board.returned += part.runs > 0
         self._board.occupied[part.category] = None
         self._policy.waits(part)
         if queue.head is part:
@@ -182,6 +183,7 @@ class Scheduler:
         was_head = queue.head is part
         queue.remove(part)
         self._waiting -= 1
+        self._board.returned -= part.runs > 0
         if was_head:
             self._late.head_changed(part.category)
 
@@ -357,6 +359,7 @@ class Scheduler:
             for part in queue.take(behind, choice.first):
                 del self._parts[part.key]
                 self._waiting -= 1
+                self._board.returned -= part.runs > 0
                 commands.append(RefusePart(part.key, "shed"))
         if not behind and (choice.is_dropping or not first):
             self._late.head_changed(number)
@@ -365,6 +368,7 @@ class Scheduler:
         members = []
         for part in chosen:
             part.batch_id = batch_id
+            self._board.returned -= part.runs > 0
             part.runs += 1
             waited_ns = now_ns - part.ready_at_ns
             queue_ns = min(max(0, waited_ns), self._blocked_ns - part.blocked_mark_ns)

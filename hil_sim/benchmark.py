@@ -259,7 +259,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(f"{options.name}: {here}")
     try:
         found = BENCHMARKS[options.name](options)
-    except BenchmarkError as error:
+    except (BenchmarkError, OSError) as error:
         print(f"takt benchmark: a run gave no figures:\n{error}", file=sys.stderr)
         return 1
     options.results.mkdir(parents=True, exist_ok=True)

@@ -91,9 +91,14 @@ class Bench:
                 return False
         return True
 
-    def largest(self, policy: PolicySpec, cell: Cell, low: float = 0.0) -> float:
-        """The largest load by bisection, given that `low` is carried; 0 if none above 1 %."""
-        high = self.scenario.bound(self.gpus)
+    def largest(
+        self, policy: PolicySpec, cell: Cell, low: float = 0.0, high: float | None = None
+    ) -> float:
+        """The largest load by bisection, given that `low` is carried; 0 if none above 1 %.
+
+        `high`: where to begin, instead of the bound.
+        """
+        high = self.scenario.bound(self.gpus) if high is None else high
         if self.holds(high, policy, cell):
             return high
         floor = STEP * high
@@ -233,16 +238,39 @@ class LossResult:
     rerun: int = 0  # of these, answered in time by another GPU
     to_fallback: int = 0  # of these, refused, so that the line's fallback takes them
     others_missed: int = 0  # parts of no lost batch that the pool did not answer in time
+    missed_anyway: int = 0  # of these, in runs in which N or N - 1 GPUs miss without any loss
+
+
+def loss_load(scenario: Scenario, policy: str, runs: int, effort: Effort) -> float:
+    """85 % of the largest load of N - 1 GPUs, which they also carry in every phase judged here.
+
+    A load found with a few seeds may miss in other phases; what is missed there after a loss
+    would not be the loss's doing.
+    """
+    fewer, spec = max(scenario.gpus) - 1, PolicySpec(policy)
+    cell = Cell(scenario.name, fewer, policy, scenario.bound(fewer))
+    first = Bench(scenario, fewer, effort).largest(spec, cell)
+    phases = Effort(LOSS_HORIZON_S, tuple(range(1, runs + 1)))
+    return LOSS_SHARE * Bench(scenario, fewer, phases).largest(spec, cell, high=first)
 
 
 def lose_gpus(
-    scenario: Scenario, load: float, runs: int, policy: str, tick: Callable[[], None]
+    scenario: Scenario,
+    load: float,
+    runs: int,
+    policy: str,
+    tick: Callable[[], None],
+    first: int = 1,
 ) -> LossResult:
-    """Lose one of N GPUs at a random instant, `runs` times, each with other arrivals."""
+    """Lose one of N GPUs at a random instant, `runs` times, each with other arrivals.
+
+    `first`: the seed of the first run.
+    """
     gpus = max(scenario.gpus)
     result = LossResult(scenario.name, load)
     plan = scenario.plan(gpus, load, PolicySpec(policy))
-    for seed in range(1, runs + 1):
+    whole = [scenario.plan(count, load, PolicySpec(policy)) for count in (gpus, gpus - 1)]
+    for seed in range(first, first + runs):
         chance = random.Random(f"loss/{seed}")
         loss = Loss(chance.randrange(gpus), round(chance.uniform(0.3, 0.8) * 1e9))
         arrivals = arrivals_of(scenario, load, seed, LOSS_HORIZON_S)
@@ -254,6 +282,9 @@ def lose_gpus(
         result.caught += len(outcome.caught)
         result.to_fallback += len(outcome.caught & missed)
         result.rerun += len(outcome.caught - missed)
-        result.others_missed += len(missed - outcome.caught)
+        others = len(missed - outcome.caught)
+        result.others_missed += others
+        if others and any(PolicyRun(one, arrivals).play(0).missed for one in whole):
+            result.missed_anyway += others
         tick()
     return result

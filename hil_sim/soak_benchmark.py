@@ -133,6 +133,8 @@ def report(seconds: float, rate: float) -> dict[str, Any]:
             finally:
                 demo.terminate()
                 demo.wait()
+        if not file.is_file():
+            raise OSError((Path(scratch) / "said").read_text(errors="replace"))
         figures = json.loads(file.read_text())
         journal_bytes = sum(path.stat().st_size for path in (folder / "journal").glob("*"))
     found = growth(looks[:-1])  # the last look may see the plant's end

@@ -3,7 +3,10 @@
 In short: the category whose largest fitting batch must start first goes first; the last free GPU
 takes no batch after which what waits elsewhere, or could arrive now, finds no GPU in time; where
 the next part of a line is due soon, or the next GPU comes soon enough, a batch that would be
-dear for its size waits; once a part has been lost, full batches count more than their heads.
+dear for its size waits; fewer parts than the load needs in one batch wait for more; once a part
+has been lost, full batches count more than their heads. For a GPU that may be lost: a batch with
+slack for a second run waits where the loss of another GPU would leave the rest without one in time;
+parts that came back run where that costs no other.
 Needs: execution times, cycle times and deadlines of the lines (without cycle times it predicts
 nothing and still keeps its guarantee, which never rests on a prediction).
 """
@@ -15,12 +18,18 @@ from bisect import bisect_right, insort
 from deadline_batcher.board import Board, Part
 from deadline_batcher.plan import Plan, frontier
 from deadline_batcher.policies.coming import Coming
+from deadline_batcher.policies.lost import Reserve, less_one, without_returned
+from deadline_batcher.policies.pace import Pace
 from deadline_batcher.policies.policy import Choice, Hold
 from deadline_batcher.policies.saturation import Saturation
 
 NEVER_NS = 1 << 62
 WASTE = 1.05
 """A batch is dear when a part in it takes this much more GPU time than in the batch to be had."""
+DEAR_AGAIN = 2.0
+"""The same for a batch with parts that came back: they are skipped rather than run so dearly."""
+Need = tuple[int, int, int, int]
+"""(need, category, waiting, due): `need` is the instant by which it needs a GPU at last."""
 
 
 class Takt:
@@ -40,8 +49,10 @@ class Takt:
             plan.deadline_ns(number) - plan.result_ns - category.wcet_ns[0]
             for number, category in enumerate(plan.categories)
         ]
+        self._reserve = Reserve(plan)
         self._coming = Coming(plan)
         self._saturation = Saturation(plan, self._usable)
+        self._pace = Pace(plan, self._usable)
 
     def waits(self, part: Part) -> None:
         """Learn when each line's next part is due, and how much work arrives."""
@@ -58,15 +69,28 @@ class Takt:
             self._saturation.missed(now_ns)
 
     def choose(self, board: Board, now_ns: int) -> Choice | Hold:
-        """Ranks the categories by latest start; runs the first that blocks nobody."""
+        """Parts that came back first, where nobody needs the GPU more; else the rule itself."""
         self._wcet = board.wcet
         if self._saturation.is_on(now_ns):
             return self._saturation.choose(board, now_ns)
+        if board.returned:
+            return self._choose_with_returned(board, now_ns)
+        return self._choose(board, now_ns)
+
+    def _choose(self, board: Board, now_ns: int) -> Choice | Hold:
+        """Ranks the categories by latest start; runs the first that blocks nobody."""
         is_last = len(board.free) == 1
         held_ns: dict[int, int] = {}
         until_ns = NEVER_NS
+        enough = self._pace.for_gpus(len(board.ready))
         for start_ns, number, full in self._ranked(board, now_ns):
             size = full
+            entries = board.queues[number].entries
+            if len(entries) < enough[number].size:
+                ripe_ns = entries[0][0] - enough[number].before_due_ns
+                if ripe_ns > now_ns:
+                    until_ns = min(until_ns, ripe_ns)
+                    continue
             if is_last:
                 size = self._fitting(board, number, full, now_ns, held_ns)
                 if not size:
@@ -82,6 +106,13 @@ class Takt:
             later_ns = self._worth_waiting(board, number, size, now_ns)
             if later_ns is not None:
                 return Hold(min(later_ns, until_ns))
+            ample_ns = start_ns - self._wcet[number][size - 1]
+            if ample_ns > now_ns and self._reserve.is_kept(board):
+                end_ns = now_ns + self._wcet[number][size - 1]
+                needs = self._needs(board, number, now_ns, held_ns)
+                if needs and not self._leaves_room(less_one(board), end_ns, needs, now_ns):
+                    until_ns = min(until_ns, ample_ns)
+                    continue
             return Choice(board.free[0], number, size)
         return Hold(None if until_ns == NEVER_NS else until_ns)
 
@@ -107,21 +138,20 @@ class Takt:
         if not needs:
             return full
         wcet_ns, usable = self._wcet[number], self._usable[number]
-        if self._leaves_room(board, now_ns + wcet_ns[full - 1], needs, now_ns):
+        if self._leaves_room(board.ends_ns, now_ns + wcet_ns[full - 1], needs, now_ns):
             return full
         low, high = 0, full - 1  # sizes below `low` are known to fit, above `high` not to
         while low < high:
             middle = (low + high + 1) // 2
-            if self._leaves_room(board, now_ns + wcet_ns[usable[middle] - 1], needs, now_ns):
+            end_ns = now_ns + wcet_ns[usable[middle] - 1]
+            if self._leaves_room(board.ends_ns, end_ns, needs, now_ns):
                 low = middle
             else:
                 high = middle - 1
         return usable[low]
 
-    def _needs(
-        self, board: Board, number: int, now_ns: int, held_ns: dict[int, int]
-    ) -> list[tuple[int, int, int, int]]:
-        """(need, category, waiting, due) of the others: `need` is when each needs a GPU at last.
+    def _needs(self, board: Board, number: int, now_ns: int, held_ns: dict[int, int]) -> list[Need]:
+        """When each of the other categories needs a GPU at last, earliest first; -1: when all do.
 
         Half of what waits must fit before the head's due: the other half has later dues. Where
         nothing waits, a part may arrive this instant.
@@ -143,20 +173,39 @@ class Takt:
         return needs
 
     def _leaves_room(
-        self, board: Board, end_ns: int, needs: list[tuple[int, int, int, int]], now_ns: int
+        self,
+        ends_ns: list[int],
+        end_ns: int,
+        needs: list[Need],
+        now_ns: int,
+        is_strict: bool = False,
     ) -> bool:
-        """Whether each of the others still finds a GPU in time if this one is busy to `end_ns`."""
-        ends = board.ends_ns.copy()
+        """Whether each still finds a GPU in time: one busy to `end_ns`, the others to `ends_ns`.
+
+        is_strict: also where parts come meanwhile: half of what waits by then fits into one batch.
+        """
+        ends = ends_ns.copy()
         insort(ends, end_ns)
         for need_ns, other, waiting, due_ns in needs:
             free_ns = ends[0]
             if free_ns > need_ns:
                 return False
-            if len(needs) == 1:
-                return True
             wcet_ns = self._wcet[other]
-            fits = max(1, bisect_right(wcet_ns, due_ns - free_ns))
             by_then = waiting + int(self._rates[other] * max(0, free_ns - now_ns)) + 1
+            if not waiting:
+                # Parts come until then: half of them are what one batch must carry.
+                half = min((by_then + 1) // 2, len(wcet_ns))
+                if free_ns + wcet_ns[half - 1] > due_ns:
+                    return False
+            if len(needs) == 1 and not is_strict:
+                return True
+            fits = max(1, bisect_right(wcet_ns, due_ns - free_ns))
+            if is_strict:
+                late_ns = max(0, self._lone_ns[other])  # lines that should have had a part by now
+                coming = self._coming.between(other, now_ns - late_ns, free_ns)
+                by_then = max(by_then, waiting + coming)
+                if 2 * fits < min(by_then, len(wcet_ns)):
+                    return False
             ends[0] = free_ns + wcet_ns[min(by_then, fits) - 1]
             if len(ends) > 1 and ends[0] > ends[1]:
                 ends.sort()
@@ -192,6 +241,53 @@ class Takt:
             return False
         held_ns[number] = latest_ns
         return True
+
+    # --- parts that came back ---------------------------------------------------------------
+
+    def _choose_with_returned(self, board: Board, now_ns: int) -> Choice | Hold:
+        """Some wait that a lost GPU had: they may fall to their fallback, the others may not."""
+        fresh, fronts = without_returned(board)
+        for number, front in enumerate(fronts):
+            if front:
+                first, size = self._again(board, fresh, number, front, now_ns)
+                if size:
+                    return Choice(board.free[0], number, size, first)
+        choice = self._choose(fresh, now_ns)
+        if isinstance(choice, Hold):
+            return choice
+        return choice._replace(first=fronts[choice.category])
+
+    def _again(
+        self, board: Board, fresh: Board, number: int, front: int, now_ns: int
+    ) -> tuple[int, int]:
+        """(first, size) of a batch that begins with a returned part; size 0 where it would cost.
+
+        The earliest of the `front` returned parts whose batch is not dear begins it: one with
+        little time left would make the batch small.
+        """
+        entries = board.queues[number].entries
+        wcet_ns, usable = self._wcet[number], self._usable[number]
+        batches = []
+        for first in range(front):
+            fits = bisect_right(wcet_ns, entries[first][0] - self._result_ns - now_ns)
+            size = usable[min(fits, len(entries) - first)]
+            batches.append((wcet_ns[size - 1] / size, first, size))
+        limit = DEAR_AGAIN * min(batches)[0]
+        _, first, full = next(one for one in batches if one[0] <= limit)
+        ends_ns = [now_ns] * (len(board.free) - 1) + board.ends_ns
+        rest, kept = fresh.queues[number], fresh.queues[number].entries
+        low, high, middle = 0, full, full  # sizes up to `low` cost nobody, above `high` they do
+        while low < high:
+            size = usable[middle]
+            rest.entries = entries[max(front, first + size) :]
+            needs = self._needs(fresh, -1, now_ns, {})
+            if self._leaves_room(ends_ns, now_ns + wcet_ns[size - 1], needs, now_ns, True):
+                low = middle
+            else:
+                high = middle - 1
+            middle = (low + high + 1) // 2
+        rest.entries = kept
+        return first, usable[low]
 
     # --- parts to come ----------------------------------------------------------------------
 

@@ -41,6 +41,12 @@ class Records:
             return self.least(f"{sql} AND subject = ?", *kinds, since_ns, subject)
         return self.least(sql, *kinds, since_ns)
 
+    def last_event_at(self, kinds: tuple[str, ...], subject: str, since_ns: int) -> int:
+        """The last event of these kinds after an instant; its own instant, or 0."""
+        marks = ", ".join("?" * len(kinds))
+        sql = f"SELECT max(at_ns) FROM events WHERE kind IN ({marks}) AND subject = ? AND at_ns > ?"
+        return max((row[0] or 0 for row in self.rows(sql, *kinds, subject, since_ns)), default=0)
+
     def ready_gpus(self) -> list[str]:
         """GPUs whose last word is that they are ready."""
         last: dict[str, tuple[int, str]] = {}
@@ -74,10 +80,10 @@ class Records:
         return self.least(sql, since_ns)
 
     def gpu_answers(self, gpu: str, since_ns: int) -> int:
-        """When a GPU answered its first batch of parts that was sent after an instant."""
+        """When a GPU answered its first batch, of parts or goldens, sent after an instant."""
         sql = """
             SELECT min(answered_at_ns) FROM batches
-            WHERE gpu = ? AND sent_at_ns > ? AND outcome = 'ok' AND batch_id > 0"""
+            WHERE gpu = ? AND sent_at_ns > ? AND outcome IN ('ok', 'golden')"""
         return self.least(sql, gpu, since_ns)
 
     def close(self) -> None:

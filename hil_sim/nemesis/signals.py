@@ -88,11 +88,14 @@ def _says_ready(arena: Arena, unit: str) -> Callable[[], int]:
 
 
 def _gpu_is_back(arena: Arena, injection: Injection, since_ns: int) -> int:
-    """A batch of parts was answered by it, and its last word is ready."""
-    gpu = gpu_of(injection.subject)
-    if gpu not in arena.records.ready_gpus():
+    """When it was ready again; where nobody noticed, when it next answered anything."""
+    gpu, records = gpu_of(injection.subject), arena.records
+    noticed_ns = records.event_at(GPU_TROUBLE, gpu, injection.at_ns)
+    if not noticed_ns:
+        return records.gpu_answers(gpu, since_ns)
+    if gpu not in records.ready_gpus():
         return 0
-    return arena.records.gpu_answers(gpu, since_ns)
+    return records.last_event_at(("gpu.ready",), gpu, max(since_ns, noticed_ns))
 
 
 # --- killed -----------------------------------------------------------------------------------

@@ -28,7 +28,9 @@ from appliance.triton.restart import RestartSocket, ask_restart, socket_path
 from appliance.triton.standing import Patience
 from deadline_batcher import link
 from deadline_batcher.plan import Category, Plan
+from deadline_batcher.shedding import SHARE_ONE, ShedPlan
 from deadline_batcher.shm import Segment, new_name
+from deadline_batcher.sizing.load import Load, SizedCategory, Stream
 from fake_triton.rig import FakeTriton
 from lines.slots import SlotWriter, slot_stride
 
@@ -78,6 +80,25 @@ def save_model(path: Path) -> None:
     model = helper.make_model(graph, opset_imports=opset, ir_version=9)
     helper.set_model_props(model, {"takt.threshold": "0.5", "takt.name": "mean"})
     onnx.save(model, path)
+
+
+def unshedding(plan: Plan, gpus: int) -> ShedPlan:
+    """One slow line on a pool that could carry many: nothing is ever shed."""
+    category = plan.categories[0]
+    second_ns = 1000 * MS
+    stream = Stream("line01", 0, second_ns, second_ns, second_ns, MS, 1)
+    sized = SizedCategory(category.name, category.wcet_ns, category.window_ns)
+    return ShedPlan(
+        load=Load((sized,), (stream,), plan.timer_ns, category.wcet_ns[0]),
+        tests=(),
+        capacity=tuple(1000 * SHARE_ONE * count for count in range(gpus + 1)),
+        rate_window_ns=second_ns,
+        rate_margin_permille=50,
+        peak_hold_ns=second_ns,
+        suspect_ns=second_ns,
+        return_after_ns=second_ns,
+        return_step_ns=second_ns,
+    )
 
 
 @dataclass
@@ -256,9 +277,17 @@ class Pool:
         wcet_ns = tuple(
             round((wcet_ms[0] + wcet_ms[1] * rows) * MS) for rows in range(1, BATCH_MAX + 1)
         )
+        plan = Plan(
+            (Category("mean", wcet_ns, 30 * MS),),
+            gpus,
+            result_ns=5 * MS,
+            timer_ns=5 * MS,
+            grace_ns=round(grace_ms * MS),
+            waiting_max=256,
+        )
         self.settings = BatcherSettings(
-            plan=Plan((Category("mean", wcet_ns, 30 * MS),), gpus, 5 * MS, 5 * MS,
-                      round(grace_ms * MS), 256),
+            plan=plan,
+            shed=unshedding(plan, gpus),
             plant_tag=self.tag,
             lines=("line01",),
             models=(self.model,),

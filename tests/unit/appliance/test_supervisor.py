@@ -321,4 +321,4 @@ def test_the_units_of_a_plant(plant: Plant) -> None:
         (0.2, 0.2),
         (0.2, 0.2),
     ]
-    assert [unit.stage for unit in units] == [1, 2, 0, 1, 1, 0]
+    assert [unit.stage for unit in units] == [1, 2, 0, 0, 1, 0]

@@ -59,7 +59,7 @@ def records(tmp_path: Path) -> Iterator[Records]:
         "batches": [
             batch(1, "gpu0", 110, 140, "ok"),
             batch(2, "gpu0", 210, 0, "lost"),
-            batch(-3, "gpu0", 220, 225, "ok"),
+            batch(-3, "gpu0", 220, 225, "golden: wrong"),
             batch(4, "gpu0", 230, 240, "ok"),
         ],
     }
@@ -90,7 +90,11 @@ def test_an_answer_counts_from_the_instant_its_part_came(records: Records) -> No
     assert records.lines_answered(215) == 1
 
 
-def test_a_gpu_is_back_with_a_batch_of_parts_no_golden(records: Records) -> None:
+def test_a_gpu_is_back_with_an_answer_that_was_right_or_with_its_last_word(
+    records: Records,
+) -> None:
+    assert records.last_event_at(("gpu.ready",), "gpu0", 0) == 300
+    assert records.last_event_at(("gpu.ready",), "gpu0", 300) == 0
     assert records.gpu_answers("gpu0", 0) == 140
     assert records.gpu_answers("gpu0", 200) == 240
     assert records.gpu_answers("gpu1", 0) == 0

@@ -9,10 +9,18 @@ import pytest
 
 from deadline_batcher.plan import PolicySpec
 from deadline_batcher.policies import POLICIES
-from hil_sim.sim_command import sim_main
-from hil_sim.policy_load import Bench, Cell, Effort, arrival_limited_bound, lose_gpus, measure
+from hil_sim.policy_load import (
+    Bench,
+    Cell,
+    Effort,
+    arrival_limited_bound,
+    lose_gpus,
+    loss_load,
+    measure,
+)
 from hil_sim.policy_run import PolicyRun
 from hil_sim.scenario import Arrival, ScenarioError, arrivals_of, load_scenario
+from hil_sim.sim_command import sim_main
 
 MS = 1_000_000
 TEXT = """
@@ -141,6 +149,24 @@ def test_a_lost_gpu_costs_no_part_of_another_batch(file: Path) -> None:
     assert lost.caught == lost.rerun + lost.to_fallback
     assert lost.rerun > 0
     assert lost.others_missed == 0
+
+
+def test_the_load_of_losses_is_one_that_fewer_gpus_carry_in_each_of_their_phases(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def holds(bench: Bench, load: float, policy: PolicySpec, cell: Cell) -> bool:
+        assert bench.gpus == 2
+        return load <= (1.0 if bench.effort == Effort(1.5, tuple(range(1, 31))) else 2.0)
+
+    monkeypatch.setattr(Bench, "holds", holds)
+    load = loss_load(load_scenario(file), "takt", 30, EFFORT)
+    assert load == pytest.approx(0.85, rel=0.02) and load <= 0.85
+
+
+def test_what_is_missed_without_any_loss_is_told_apart(file: Path) -> None:
+    scenario = load_scenario(file)
+    lost = lose_gpus(scenario, 1.2 * scenario.bound(2), 3, "takt", lambda: None)
+    assert lost.missed_anyway == lost.others_missed > 0
 
 
 def test_the_command_prints_and_writes_json(

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from hil_sim.policies_command import worst_of
-from hil_sim.sim_command import sim_main
 from hil_sim.scenario import Scenario, arrivals_of, load_scenario
 from hil_sim.scenario_random import GPUS, LINES, MODELS_MAX, SHAPES, as_toml, random_scenario
+from hil_sim.sim_command import sim_main
 
 SEEDS = range(200)
 

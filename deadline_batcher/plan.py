@@ -101,6 +101,22 @@ class Plan:
         cycles_ns = (line.cycle_ns for line in self.lines if line.category == category)
         return sum(1e9 / cycle_ns for cycle_ns in cycles_ns)
 
+    def least_gpus(self) -> float:
+        """GPUs that all lines keep busy if every part runs in its cheapest batch; 0 for no lines.
+
+        The cheapest batch that ends within the part's deadline; a pool of fewer carries no more.
+        """
+        busy = 0.0
+        for line in self.lines:
+            wcet_ns = self.categories[line.category].wcet_ns
+            costs = [
+                ns / size
+                for size, ns in enumerate(wcet_ns, 1)
+                if ns + self.result_ns <= line.deadline_ns
+            ]
+            busy += min(costs, default=wcet_ns[0]) / line.cycle_ns
+        return busy
+
 
 def frontier(wcet_ns: tuple[int, ...], used: tuple[int, ...] = ()) -> tuple[int, ...]:
     """For every size from 0 up, the largest size not above it that is worth running.

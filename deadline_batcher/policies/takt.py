@@ -4,8 +4,9 @@ In short: the category whose largest fitting batch must start first goes first; 
 takes no batch after which what waits elsewhere, or could arrive now, finds no GPU in time; where
 the next part of a line is due soon, or the next GPU comes soon enough, a batch that would be
 dear for its size waits; fewer parts than the load needs in one batch wait for more; once a part
-has been lost, full batches count more than their heads; parts that came back from a lost GPU run
-where that costs no other.
+has been lost, full batches count more than their heads. For a GPU that may be lost: a batch with
+slack for a second run waits where the loss of another GPU would leave the rest without one in time;
+parts that came back run where that costs no other.
 Needs: execution times, cycle times and deadlines of the lines (without cycle times it predicts
 nothing and still keeps its guarantee, which never rests on a prediction).
 """
@@ -17,7 +18,7 @@ from bisect import bisect_right, insort
 from deadline_batcher.board import Board, Part
 from deadline_batcher.plan import Plan, frontier
 from deadline_batcher.policies.coming import Coming
-from deadline_batcher.policies.lost import without_returned
+from deadline_batcher.policies.lost import Reserve, less_one, without_returned
 from deadline_batcher.policies.pace import Pace
 from deadline_batcher.policies.policy import Choice, Hold
 from deadline_batcher.policies.saturation import Saturation
@@ -48,6 +49,7 @@ class Takt:
             plan.deadline_ns(number) - plan.result_ns - category.wcet_ns[0]
             for number, category in enumerate(plan.categories)
         ]
+        self._reserve = Reserve(plan)
         self._coming = Coming(plan)
         self._saturation = Saturation(plan, self._usable)
         self._pace = Pace(plan, self._usable)
@@ -104,6 +106,13 @@ class Takt:
             later_ns = self._worth_waiting(board, number, size, now_ns)
             if later_ns is not None:
                 return Hold(min(later_ns, until_ns))
+            ample_ns = start_ns - self._wcet[number][size - 1]
+            if ample_ns > now_ns and self._reserve.is_kept(board):
+                end_ns = now_ns + self._wcet[number][size - 1]
+                needs = self._needs(board, number, now_ns, held_ns)
+                if needs and not self._leaves_room(less_one(board), end_ns, needs, now_ns):
+                    until_ns = min(until_ns, ample_ns)
+                    continue
             return Choice(board.free[0], number, size)
         return Hold(None if until_ns == NEVER_NS else until_ns)
 

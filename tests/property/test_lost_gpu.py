@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 import pytest
 
+from deadline_batcher.policies.lost import Reserve
 from deadline_batcher.policies.takt import Takt
 from hil_sim.policy_load import LossResult, lose_gpus
 from hil_sim.scenario import Scenario, ScenarioLine, ScenarioModel
@@ -66,6 +67,7 @@ def test_no_part_but_those_of_the_lost_batch_is_missed(name: str) -> None:
 
 MUTANTS: dict[str, tuple[str, type, str, Callable[..., object]]] = {
     "a returned part goes first": ("odd", Takt, "_choose_with_returned", Takt._choose),
+    "nothing is kept": ("three", Reserve, "is_kept", lambda *_: False),
 }
 
 

@@ -1,11 +1,13 @@
-"""What `takt` does with the parts that come back from a lost GPU, at literal times."""
+"""What `takt` keeps for a lost GPU and does with the parts that come back, at literal times."""
 
 from __future__ import annotations
 
 import pytest
 
 from deadline_batcher import messages as m
+from deadline_batcher.board import Board
 from deadline_batcher.plan import Category, LineTiming, Plan
+from deadline_batcher.policies.lost import less_one
 from deadline_batcher.scheduler import Scheduler
 
 MS = 1_000_000
@@ -131,3 +133,65 @@ def test_a_returned_part_counts_the_lines_that_are_due_before_the_next_gpu(
     assert [one[1] for one in put(scheduler, 2, 12, 72)] == [[2]]
     back = told(scheduler, m.GpuLost(lost), 22)
     assert [one[1:] for one in back] == ([([1], 52)] if runs else [])
+
+
+RESERVE_LINES = (LineTiming(0, 100 * MS, 300 * MS), LineTiming(1, 25 * MS, 24 * MS))
+
+
+def test_a_batch_with_slack_for_a_second_run_leaves_what_a_lost_gpu_would_need() -> None:
+    scheduler = pool(3, LONG, SHORT, lines=RESERVE_LINES)
+    assert put(scheduler, 1, 0, 300) == [(0, [1], 30)]
+    # With part 2 on the second GPU, a short part would have the third alone.
+    assert put(scheduler, 2, 1, 301) == []
+    assert scheduler.wakeup_at_ns() == 50 * MS  # GPU 0's worst end and grace
+    assert told(scheduler, m.BatchDone(1, 0), 30) == [(1, [2], 60)]
+
+
+def test_a_batch_without_that_slack_runs() -> None:
+    scheduler = pool(3, LONG, SHORT, lines=RESERVE_LINES)
+    assert put(scheduler, 1, 0, 300) == [(0, [1], 30)]
+    assert put(scheduler, 2, 1, 61) == [(1, [2], 31)]  # 30 ms and 30 ms again: due at 61
+    scheduler = pool(3, LONG, SHORT, lines=RESERVE_LINES)
+    put(scheduler, 1, 0, 300)
+    assert put(scheduler, 2, 1, 65) == []
+    assert scheduler.wakeup_at_ns() == 5 * MS
+    assert told(scheduler, m.TimeReached(), 5) == [(1, [2], 35)]
+
+
+@pytest.mark.parametrize("long_lines", [0, 6])
+def test_nothing_is_kept_where_one_gpu_less_would_not_carry_the_load(long_lines: int) -> None:
+    # 6 more long lines keep 1.8 GPUs busy, of the two that would be left: 90 % and a little.
+    lines = RESERVE_LINES + long_lines * (LineTiming(0, 100 * MS, 300 * MS),)
+    scheduler = pool(3, LONG, SHORT, lines=lines)
+    put(scheduler, 1, 0, 300)
+    assert put(scheduler, 2, 1, 301) == ([(1, [2], 31)] if long_lines else [])
+
+
+def test_without_lines_nothing_is_kept() -> None:
+    scheduler = pool(3, LONG, SHORT)
+    put(scheduler, 1, 0, 300)
+    assert put(scheduler, 2, 1, 301) == [(1, [2], 31)]
+
+
+def test_least_gpus_counts_the_cheapest_batch_that_a_deadline_allows() -> None:
+    # short by 24 ms: 9 ms for 6; by 7 ms, 1 of them for the answer: 6 ms for 3. long: 30 ms.
+    lines = (
+        LineTiming(1, 10 * MS, 24 * MS),
+        LineTiming(1, 10 * MS, 7 * MS),
+        LineTiming(0, 100 * MS, 300 * MS),
+    )
+    plan = Plan((LONG, SHORT), 2, MS, 0, 20 * MS, 64, lines=lines)
+    assert plan.least_gpus() == pytest.approx(0.15 + 0.2 + 0.3)
+    assert Plan((LONG, SHORT), 2, MS, 0, 20 * MS, 64).least_gpus() == 0
+
+
+@pytest.mark.parametrize(
+    ("free", "ends_ms", "left_ms"),
+    [([0, 1], [5, 9], [5, 9]), ([0], [5, 9, 12], [9, 12]), ([0], [], [])],
+)
+def test_the_loss_that_counts_is_of_the_gpu_that_is_free_first(
+    free: list[int], ends_ms: list[int], left_ms: list[int]
+) -> None:
+    board = Board(Plan((LONG,), 4, 0, 0, MS, 8), is_by_due=True)
+    board.free, board.ends_ns = free, [ms * MS for ms in ends_ms]
+    assert less_one(board) == [ms * MS for ms in left_ms]

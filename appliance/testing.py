@@ -12,22 +12,28 @@ from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
+QUICK = "not real and not slow"
+
+
+AT_ONCE = ("-n", "auto", "--dist", "worksteal")
+"""What only computes runs on every core; what starts real processes runs alone, or it would lie."""
 
 
 def steps(*, quick: bool, only: str | None, rest: Sequence[str]) -> list[list[str]]:
     """The commands in order. pytest is last, so that its closing line is the last thing printed."""
     scripts = sysconfig.get_path("scripts")
     pytest = [sys.executable, "-m", "pytest", *rest]
-    if quick:
-        pytest += ["-m", "not real and not slow"]
     if only is not None:
-        return [[*pytest, "-k", only]]
+        return [[*pytest, *(("-m", QUICK) if quick else ()), "-k", only]]
+    tests = [[*pytest, *AT_ONCE, "-m", QUICK]]
+    if not quick:
+        tests.append([*pytest, "-m", "real or slow"])
     return [
         [f"{scripts}/ruff", "check", "."],
         [f"{scripts}/ruff", "format", "--check", "."],
         [sys.executable, "-m", "mypy"],
         [f"{scripts}/lint-imports"],
-        pytest,
+        *tests,
     ]
 
 

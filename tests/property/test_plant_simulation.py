@@ -73,6 +73,7 @@ def test_a_case_that_failed_once_holds(path: Path) -> None:
     assert result.is_good, told(result)
 
 
+@pytest.mark.slow
 def test_a_seed_is_the_same_run_in_every_process() -> None:
     program = (
         "from hil_sim.fuzz.case import case_of; from hil_sim.fuzz.run import play\n"

@@ -61,6 +61,7 @@ def load_of(made: Plant) -> Load:
     return offered_load(made, make_plan(made, profiles()), profiles())
 
 
+@pytest.mark.slow
 def test_each_number_of_gpus_carries_what_was_seen_and_never_more_than_the_bound(
     tmp_path: Path,
 ) -> None:

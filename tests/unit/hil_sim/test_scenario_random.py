@@ -88,6 +88,7 @@ def test_a_saved_one_reads_back(tmp_path: Path) -> None:
     assert load_scenario(tmp_path / "odd.toml") == odd
 
 
+@pytest.mark.slow
 def test_the_command_draws_saves_and_says_the_worst(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -66,6 +66,7 @@ def test_the_stated_figures_reach_their_targets() -> None:
         assert CARD[role]["procedural_accuracy"] >= 0.97
 
 
+@pytest.mark.slow
 def test_figures_measured_again_are_those_of_the_card(monkeypatch: pytest.MonkeyPatch) -> None:
     if not (TILES / "test").is_dir():
         pytest.skip(f"CARD NOT MEASURED AGAIN: no tile photographs at {TILES}")

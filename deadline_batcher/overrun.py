@@ -22,6 +22,8 @@ DRAIN_AFTER = 3
 """So many overruns..."""
 DRAIN_WITHIN_NS = 10_000_000_000
 """...within so long, and the GPU is drained."""
+FAR_MORE = 3
+"""...if they are more than so many times those of all other GPUs together: less is the host's."""
 KEPT_MAX = 16
 """Overruns of one GPU that are remembered at most; more of them decide nothing."""
 

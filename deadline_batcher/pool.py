@@ -13,7 +13,14 @@ from enum import Enum
 from deadline_batcher.board import Board
 from deadline_batcher.late_heads import LateHeads
 from deadline_batcher.messages import Command, DrainGpu, Overrun, RunBatch
-from deadline_batcher.overrun import DRAIN_AFTER, NO_OVERRUNS, QUIET_NS, Overruns, inflated
+from deadline_batcher.overrun import (
+    DRAIN_AFTER,
+    FAR_MORE,
+    NO_OVERRUNS,
+    QUIET_NS,
+    Overruns,
+    inflated,
+)
 from deadline_batcher.plan import Plan
 
 
@@ -171,9 +178,9 @@ class Pool:
     def _is_to_drain(self, gpu: Gpu, now_ns: int) -> bool:
         """Whether its overruns take this GPU out.
 
-        Only while it has more of them than all others together: what slows every GPU is the host,
-        and fewer GPUs would carry more. Only while every other is READY: a plant is sized for the
-        loss of one.
+        Only while it has far more of them than all others together: what slows every GPU is the
+        host, and fewer GPUs would carry more. Only while every other is READY: a plant is sized for
+        the loss of one.
         """
         count = gpu.overruns.count(now_ns)
         if count < DRAIN_AFTER or gpu.state not in (GpuState.READY, GpuState.SUSPECT):
@@ -181,7 +188,7 @@ class Pool:
         others = [other for other in self.gpus if other is not gpu]
         if not others or any(other.state is not GpuState.READY for other in others):
             return False
-        return count > sum(other.overruns.count(now_ns) for other in others)
+        return count > FAR_MORE * sum(other.overruns.count(now_ns) for other in others)
 
     def _inflate(self) -> None:
         """Reckon every GPU's worst cases anew."""

@@ -108,7 +108,9 @@ class Judge:
             raise FoundError("a slow GPU is promised with too little")
         self.batches += 1
         self.running[batch.gpu] = batch
-        self.ends_ns[batch.gpu] = batch.worst_end_at_ns + self.late_ns
+        # GPU 0 is late whenever the host is, the others now and then: so that one stands out.
+        is_late = batch.gpu == 0 or batch.batch_id % 8 == 0
+        self.ends_ns[batch.gpu] = batch.worst_end_at_ns + is_late * self.late_ns
 
     def pass_to(self, until_ns: int) -> None:
         """Serve every wake-up and every end of a batch up to an instant."""

@@ -161,7 +161,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             count >= 3
             and place.state != "DRAINING"
             and all(other.is_ready for other in others)
-            and count > sum(other.recent(self.now_ns) for other in others)
+            and count > 3 * sum(other.recent(self.now_ns) for other in others)
         )
 
     def judge_batch(self, batch: m.RunBatch) -> None:

@@ -308,8 +308,10 @@ def test_where_every_gpu_overruns_the_fault_is_no_gpus() -> None:
     told = overruns(pool, 1, [1, 1.5]) + overruns(pool, 2, [2], batch=3)
     told += overruns(pool, 0, [3, 4, 5], batch=4)
     assert not any(isinstance(one, m.DrainGpu) for one in told)
-    # a fourth is more than all others together have
-    assert overruns(pool, 0, [6], batch=7)[-1] == m.DrainGpu(0, 4)
+    # nine are three times what all others together have, a tenth is more
+    assert overruns(pool, 0, [5.5, 6, 6.5, 7, 7.5, 8], batch=7)[-1].gpu == 0
+    assert pool.states() == ("READY", "READY", "READY")
+    assert overruns(pool, 0, [8.5], batch=13)[-1] == m.DrainGpu(0, 10)
 
 
 def test_no_second_gpu_is_taken_out() -> None:

@@ -27,7 +27,7 @@ def steps(*, quick: bool, only: str | None, rest: Sequence[str]) -> list[list[st
         return [[*pytest, *(("-m", QUICK) if quick else ()), "-k", only]]
     tests = [[*pytest, *AT_ONCE, "-m", QUICK]]
     if not quick:
-        tests.append([*pytest, "-m", "real or slow"])
+        tests = [[*pytest, *AT_ONCE, "-m", "not real"], [*pytest, "-m", "real"]]
     return [
         [f"{scripts}/ruff", "check", "."],
         [f"{scripts}/ruff", "format", "--check", "."],

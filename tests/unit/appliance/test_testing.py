@@ -16,7 +16,8 @@ def names(*, quick: bool = False, only: str | None = None) -> list[str]:
 
 def test_the_full_run_checks_everything_and_ends_with_pytest() -> None:
     assert names()[:4] == ["ruff check .", "ruff format --check .", "mypy", "lint-imports"]
-    assert names()[4:] == [names(quick=True)[-1], "pytest -m 'real or slow'"]
+    alone = "pytest -m real"
+    assert names()[4:] == ["pytest -n auto --dist worksteal -m 'not real'", alone]
 
 
 def test_the_quick_run_leaves_out_real_and_slow_tests() -> None:
